@@ -269,8 +269,9 @@ def _only_reading(shape: tuple[int, ...], sizes: tuple[int, ...], name: str) -> 
     readings: list[str] = []
     if shape[-1:] == (sum(sizes),):
         readings.append('layout="flat" (the component masks side by side)')
-    if len(sizes) > 1 and shape[-2:] == (len(sizes), max(sizes)):
-        readings.append('layout="padded" (one row a component, padded to the longest)')
+    if len(sizes) > 1 and len(shape) > 1 and shape[-1] == max(sizes):
+        padded = f"[..., {len(sizes)}, {max(sizes)}]"
+        readings.append(f'layout="padded" (one row a component, padded to the longest: {padded})')
     if len(sizes) > 1 and shape[max(0, len(shape) - len(sizes)) :] == sizes:
         readings.append('layout="joint" (one entry a combination)')
     if len(readings) == 1 and "flat" in readings[0]:

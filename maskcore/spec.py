@@ -32,6 +32,7 @@ where p gives mass to what q forbids.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -412,10 +413,15 @@ def _prepare_pair(
 
 
 def _over_rows(function: Callable[..., Any], *arrays: Array, out: Array) -> Array:
-    batch: tuple[int, ...] = arrays[0].shape[:-1]
-    for index in np.ndindex(*batch):
-        out[index] = function(*(array[index] for array in arrays))
-    return out
+    def by_row(array: Array) -> Array:
+        shape: tuple[int, ...] = array.shape
+        return array.reshape((math.prod(shape[:axes]), *shape[axes:]))
+
+    axes = arrays[0].ndim - 1
+    rows, flat = by_row(out), [by_row(array) for array in arrays]
+    for index, row in enumerate(zip(*flat, strict=True)):
+        rows[index] = function(*row)
+    return rows.reshape(out.shape)
 
 
 def _entrywise(

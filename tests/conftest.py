@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+import re
 from types import ModuleType
 
 # RLlib on TensorFlow needs tf-keras, chosen before TensorFlow is first imported.
@@ -35,6 +35,36 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+def backend(request: pytest.FixtureRequest) -> ModuleType:
     """Each backend module in turn."""
-    yield get_backend(request.param)
+    return get_backend(request.param)
+
+
+# --- how many Hypothesis examples ran, counted over all workers ------------------------------
+
+_EXAMPLES = "hypothesis examples"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Put the number of examples on the report, which travels between xdist's processes."""
+    if call.when == "teardown":
+        found = re.findall(r"(\d+) passing examples", getattr(item, "hypothesis_statistics", ""))
+        if found:
+            item.user_properties.append((_EXAMPLES, sum(map(int, found))))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the total under the tests."""
+    reports = [r for reports in terminalreporter.stats.values() for r in reports]
+    properties = [
+        value
+        for report in reports
+        if getattr(report, "when", None) == "teardown"
+        for key, value in report.user_properties
+        if key == _EXAMPLES
+    ]
+    terminalreporter.write_line(
+        f"{sum(properties)} Hypothesis examples in {len(properties)} property tests "
+        f"(profile {os.environ.get('MASKCORE_PROFILE', 'dev')})"
+    )
