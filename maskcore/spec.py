@@ -414,14 +414,13 @@ def _prepare_pair(
 
 def _over_rows(function: Callable[..., Any], *arrays: Array, out: Array) -> Array:
     def by_row(array: Array) -> Array:
-        shape: tuple[int, ...] = array.shape
-        return array.reshape((math.prod(shape[:axes]), *shape[axes:]))
+        return np.reshape(array, (math.prod(np.shape(array)[:axes]), *np.shape(array)[axes:]))
 
     axes = arrays[0].ndim - 1
     rows, flat = by_row(out), [by_row(array) for array in arrays]
     for index, row in enumerate(zip(*flat, strict=True)):
         rows[index] = function(*row)
-    return rows.reshape(out.shape)
+    return np.reshape(rows, np.shape(out))
 
 
 def _entrywise(

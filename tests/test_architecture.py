@@ -75,7 +75,6 @@ def loaded_frameworks(statement: str) -> set[str]:
         "import maskcore",
         "import backends; backends.available_backends()",
         "import backends; backends.get_backend('numpy')",
-        "import rllib_integration",
     ],
 )
 def test_nothing_loads_a_framework_unasked(statement):
