@@ -363,7 +363,8 @@ def _divergence_grad(
         p, log_p, log_q, _ = _pair(zp, zq, mp, mq)
         with np.errstate(invalid="ignore"):
             both[0, mp] = _times_log(p, np.where(p > 0, weight * log_p - log_q - total, total))
-        both[1, mq] = _softmax(zq[mq])
+        if mq.any():
+            both[1, mq] = _softmax(zq[mq])
         both[1, mp] -= p
         if np.isnan(total):
             both[0, mp], both[1, mq] = np.nan, np.nan
