@@ -34,12 +34,15 @@ def masking_settings(
     mask_key: str = "action_mask",
     obs_key: str | None = "observations",
     no_masking: bool = False,
+    empty_masks: str = "error",
 ) -> dict[str, Any]:
     """The value of the config key ``action_masking``, which every masked policy reads.
 
     Raises:
-        MaskError: For keys that are not strings, or the same.
+        MaskError: For keys that are not strings, or the same, or an unknown ``empty_masks``.
     """
+    if empty_masks not in ("error", "drop"):
+        raise MaskError(f"empty_masks is {empty_masks!r}. Expected 'error' or 'drop'.")
     if not isinstance(mask_key, str) or not (obs_key is None or isinstance(obs_key, str)):
         raise MaskError(
             f"mask_key={mask_key!r}, obs_key={obs_key!r}. Expected the names of two keys of the "
@@ -50,7 +53,12 @@ def masking_settings(
             f"mask_key and obs_key are both {mask_key!r}: the network would see the mask. "
             "Expected two keys of the Dict observation."
         )
-    return {"mask_key": mask_key, "obs_key": obs_key, "no_masking": bool(no_masking)}
+    return {
+        "mask_key": mask_key,
+        "obs_key": obs_key,
+        "no_masking": bool(no_masking),
+        "empty_masks": empty_masks,
+    }
 
 
 def with_action_masking(
@@ -59,6 +67,7 @@ def with_action_masking(
     mask_key: str = "action_mask",
     obs_key: str | None = "observations",
     no_masking: bool = False,
+    empty_masks: str = "error",
 ) -> Config:
     """Configure ``config`` so that its policies act, and are updated, under the action mask.
 
@@ -74,6 +83,9 @@ def with_action_masking(
             legal.
         obs_key: Key of what the network sees; ``None`` for everything but the mask.
         no_masking: Train the same model without the mask, for ablations.
+        empty_masks: What a sampled row without a legal action is: ``"error"``, a fault of the
+            environment, or ``"drop"``, a row to leave out of the loss (turn-based agents that are
+            not acting; the action sent for them is 0).
 
     Returns:
         The same object.
@@ -98,7 +110,9 @@ def with_action_masking(
 
     from rllib_integration.ppo import MaskedPPO, MaskedPPOConfig
 
-    settings = masking_settings(mask_key=mask_key, obs_key=obs_key, no_masking=no_masking)
+    settings = masking_settings(
+        mask_key=mask_key, obs_key=obs_key, no_masking=no_masking, empty_masks=empty_masks
+    )
     if not isinstance(config, AlgorithmConfig):
         raise MaskError(
             f"config is a {type(config).__name__}. Expected an AlgorithmConfig, e.g. PPOConfig()."

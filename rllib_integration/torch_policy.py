@@ -1,0 +1,280 @@
+"""PPO's policy under a mask, Torch: one fused evaluation a minibatch, faulty rows dropped.
+
+The loss is that of RLlib's PPOTorchPolicy, with three differences. The mask goes through
+``evaluate_actions``, which gives log-probability, entropy and the accurate KL(old, new) in one
+pass. Rows that say nothing about the policy (padding, empty masks, actions illegal under their own
+mask, masks that contradict the stored ones) are left out of every mean and counted. Further terms,
+by name, are part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.algorithms.ppo.ppo_torch_policy import PPOTorchPolicy
+from ray.rllib.evaluation.postprocessing import Postprocessing
+from ray.rllib.policy.sample_batch import SampleBatch
+from ray.rllib.policy.torch_policy_v2 import TorchPolicyV2
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.torch_utils import apply_grad_clipping, explained_variance, sequence_mask
+from torch import Tensor
+
+from backends import torch_backend
+from rllib_integration.loss_terms import LossTerms, RowReport
+from rllib_integration.policy_parts import (
+    accept_raw_observations,
+    check_sampled_masks,
+    masked_model_arguments,
+    prepare_policy_config,
+)
+from rllib_integration.torch_distribution import TorchMaskedCategorical, split_inputs
+from rllib_integration.torch_model import MaskedTorchModel
+
+__all__ = ["MaskedPPOTorchPolicy"]
+
+
+class MaskedPPOTorchPolicy(PPOTorchPolicy):
+    """PPO on Torch whose model, distribution and loss carry the mask.
+
+    Attributes:
+        loss_terms: The further terms of the loss with their current coefficients.
+        row_report: Totals of the rows left out of the loss, by reason.
+    """
+
+    def __init__(self, observation_space: Any, action_space: Any, config: Any) -> None:
+        config = prepare_policy_config(config)
+        self.loss_terms = LossTerms(config["loss_terms"], config["loss_coeffs"])
+        self.row_report = RowReport(type(self).__name__)
+        super().__init__(observation_space, action_space, config)
+
+    @override(TorchPolicyV2)
+    def make_model_and_action_dist(self) -> tuple[MaskedTorchModel, type[TorchMaskedCategorical]]:
+        """The masked model around the network that the config describes."""
+        model_class, arguments = masked_model_arguments(self.config, MaskedTorchModel)
+        size = TorchMaskedCategorical.required_model_output_shape(
+            self.action_space, self.config["model"]
+        )
+        model = model_class(
+            self.observation_space,
+            self.action_space,
+            size,
+            self.config["model"],
+            "masked_model",
+            **arguments,
+        )
+        return model, TorchMaskedCategorical
+
+    @override(PPOTorchPolicy)
+    def loss(self, model: Any, dist_class: Any, train_batch: SampleBatch) -> Tensor:
+        """The sum of ``loss_parts``, each times its coefficient; keeps each for the metrics."""
+        parts = self.loss_parts(model, dist_class, train_batch)
+        # A part with coefficient 0 is left out: 0 times an infinite KL would be NaN.
+        used = [coeff * value for coeff, value in parts.values() if coeff != 0.0]
+        total = torch.stack([term.reshape(()) for term in used]).sum()
+        stats = model.tower_stats
+        stats["total_loss"] = total.detach()
+        for name in self.loss_terms.terms:
+            stats[f"loss_terms/{name}"] = parts[name][1].detach().reshape(())
+        return total
+
+    def loss_parts(
+        self, model: Any, dist_class: Any, train_batch: SampleBatch
+    ) -> dict[str, tuple[float, Tensor]]:
+        """Every part of the loss by name: ``(coefficient, scalar)``.
+
+        The policy's own parts come first: ``policy``, ``value``, ``entropy`` and ``kl``, or
+        ``policy_loss`` alone where the config replaces it.
+        """
+        replaced = self.config["policy_loss"]
+        if replaced is None:
+            parts = self.ppo_parts(model, train_batch)
+        else:
+            model.tower_stats.update(_missing_stats())
+            result = replaced(self, model, dist_class, train_batch)
+            value, stats = result if isinstance(result, tuple) else (result, {})
+            model.tower_stats.update({k: torch.as_tensor(v).detach() for k, v in stats.items()})
+            parts = {"policy_loss": (1.0, value)}
+        for name, value in self.loss_terms.values(model, train_batch).items():
+            parts[name] = (self.loss_terms.coeffs[name], value)
+        for name, hook in self.config["loss_stats"].items():
+            model.tower_stats[name] = torch.as_tensor(hook(self, train_batch)).detach()
+        return parts
+
+    def ppo_parts(self, model: Any, batch: SampleBatch) -> dict[str, tuple[float, Tensor]]:
+        """PPO's clipped surrogate, value loss, entropy and KL(old, new), means over valid rows."""
+        inputs, state = model(batch)
+        logits, mask = split_inputs(inputs)
+        old_logits, old_mask = split_inputs(batch[SampleBatch.ACTION_DIST_INPUTS])
+        actions = batch[SampleBatch.ACTIONS].long()
+        use_kl = bool(self.config["use_kl_loss"])
+        log_prob, entropy, kl = torch_backend.evaluate_actions(
+            logits,
+            mask,
+            actions,
+            old_logits=old_logits if use_kl else None,
+            old_mask=old_mask if use_kl else None,
+        )
+        present = self._present_rows(batch, state, len(logits), model)
+        valid, counts = _valid_rows(logits, mask, old_mask, actions, present)
+        mean = _MeanOver(valid)
+        advantages = batch[Postprocessing.ADVANTAGES]
+        ratio = torch.exp(log_prob - batch[SampleBatch.ACTION_LOGP])
+        clip = self.config["clip_param"]
+        surrogate = mean(
+            -torch.min(advantages * ratio, advantages * torch.clamp(ratio, 1 - clip, 1 + clip))
+        )
+        parts: dict[str, tuple[float, Tensor]] = {"policy": (1.0, surrogate)}
+        value_loss = logits.new_zeros(())
+        explained = logits.new_full((), float("nan"))
+        if self.config["use_critic"]:
+            values = model.value_function()
+            targets = batch[Postprocessing.VALUE_TARGETS]
+            value_loss = mean(torch.clamp((values - targets) ** 2, 0, self.config["vf_clip_param"]))
+            parts["value"] = (self.config["vf_loss_coeff"], value_loss)
+            if mean.count > 1:
+                explained = explained_variance(mean.rows(targets), mean.rows(values.detach()))
+        mean_entropy = mean(entropy)
+        parts["entropy"] = (-self.entropy_coeff, mean_entropy)
+        stats = _missing_stats()
+        if use_kl:
+            parts["kl"] = (self.kl_coeff, mean(kl))
+            finite = mean.rows(kl.detach())
+            finite = finite[torch.isfinite(finite)]
+            if len(finite):
+                stats["mean_kl_loss"], stats["max_kl"] = finite.mean(), finite.max()
+        else:
+            stats["mean_kl_loss"] = logits.new_zeros(())
+        stats["mean_policy_loss"] = surrogate.detach()
+        stats["mean_vf_loss"] = value_loss.detach()
+        stats["vf_explained_var"] = explained
+        stats["mean_entropy"] = mean_entropy.detach()
+        for fault, count in counts.items():
+            stats[f"rows_{fault}"] = torch.tensor(float(count))
+        if any(counts.values()) and not self._building():
+            self.row_report.add(counts, len(logits))
+        model.tower_stats.update(stats)
+        return parts
+
+    @override(PPOTorchPolicy)
+    def extra_grad_process(self, optimizer: Any, loss: Tensor) -> dict[str, Any]:
+        """Clip; report the share of ``custom_loss`` and the config's gradient statistics."""
+        info: dict[str, Any] = {}
+        before = self.model.tower_stats.get("total_loss")
+        if before is not None:
+            info["custom_loss"] = float(loss.detach() - before)
+        if self.config["grad_stats"]:
+            gradients = {
+                name: p.grad for name, p in self.model.named_parameters() if p.grad is not None
+            }
+            for name, hook in self.config["grad_stats"].items():
+                info[name] = float(hook(self, gradients))
+        info.update(apply_grad_clipping(self, optimizer, loss))
+        return info
+
+    @override(PPOTorchPolicy)
+    def stats_fn(self, train_batch: SampleBatch) -> dict[str, Any]:
+        """RLlib's statistics under RLlib's names, and one entry for everything else kept."""
+        stats: dict[str, Any] = {
+            "cur_kl_coeff": float(self.kl_coeff),
+            "cur_lr": float(self.cur_lr),
+            "entropy_coeff": float(self.entropy_coeff),
+        }
+        stats.update(
+            {f"loss_coeffs/{name}": value for name, value in self.loss_terms.coeffs.items()}
+        )
+        names = dict.fromkeys(k for model in self.model_gpu_towers for k in model.tower_stats)
+        for name in names:
+            towers = torch.stack([s.float() for s in self.get_tower_stats(name)])
+            value = towers.max() if name.startswith("max_") else towers.nanmean()
+            stats[_RLLIB_NAMES.get(name, name)] = float(value)
+        return stats
+
+    @override(PPOTorchPolicy)
+    def postprocess_trajectory(
+        self, sample_batch: Any, other_agent_batches: Any = None, episode: Any = None
+    ) -> Any:
+        """Check the masks the environment sent, then RLlib's advantages."""
+        if not self._building():
+            check_sampled_masks(self, sample_batch, episode)
+        return super().postprocess_trajectory(sample_batch, other_agent_batches, episode)
+
+    @override(TorchPolicyV2)
+    def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """As RLlib's; takes flattened observations, or the environment's own, batched."""
+        return super().compute_actions(accept_raw_observations(self, obs_batch), *args, **kwargs)
+
+    @override(TorchPolicyV2)
+    def compute_actions_from_input_dict(self, input_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """As RLlib's; takes flattened observations, or the environment's own, batched."""
+        observations = dict.__getitem__(input_dict, SampleBatch.OBS)
+        accepted = accept_raw_observations(self, observations)
+        if accepted is not observations:
+            input_dict = SampleBatch({**input_dict, SampleBatch.OBS: accepted})
+        return super().compute_actions_from_input_dict(input_dict, *args, **kwargs)
+
+    @override(PPOTorchPolicy)
+    def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
+        super().on_global_var_update(global_vars)
+        self.loss_terms.update(global_vars["timestep"])
+
+    def _present_rows(self, batch: SampleBatch, state: Any, rows: int, model: Any) -> Tensor | None:
+        """Which rows are no padding ``[B]``; None where nothing is padded."""
+        if not state:
+            return None
+        seq_lens = batch[SampleBatch.SEQ_LENS]
+        mask = sequence_mask(seq_lens, rows // len(seq_lens), time_major=model.is_time_major())
+        return mask.reshape(-1)
+
+    def _building(self) -> bool:
+        """Whether RLlib is running the batch of zeros it builds policies from."""
+        return bool(getattr(self, "_no_tracing", False))
+
+
+class _MeanOver:
+    """Mean over the valid rows; 0, with a gradient of 0, where there is none."""
+
+    def __init__(self, valid: Tensor) -> None:
+        self.count = int(valid.sum())
+        self._valid = None if self.count == len(valid) else valid
+
+    def rows(self, values: Tensor) -> Tensor:
+        return values if self._valid is None else values[self._valid]
+
+    def __call__(self, values: Tensor) -> Tensor:
+        return self.rows(values).sum() / max(self.count, 1)
+
+
+def _valid_rows(
+    logits: Tensor, mask: Tensor, old_mask: Tensor, actions: Tensor, present: Tensor | None
+) -> tuple[Tensor, dict[str, int]]:
+    """Rows that belong in the loss ``[B]``, and how many others there are of each kind."""
+    if present is None:
+        present = torch.ones(len(mask), dtype=torch.bool, device=mask.device)
+    empty = present & ~(mask.any(-1) & old_mask.any(-1))
+    illegal = present & ~empty & ~mask.gather(-1, actions[:, None])[:, 0]
+    differ = present & ~empty & ~illegal & (old_mask & ~mask).any(-1)
+    nonfinite = present & (~torch.isfinite(logits.detach()) & mask).any(-1)
+    counts = {
+        "empty_mask": int(empty.sum()),
+        "illegal_action": int(illegal.sum()),
+        "masks_differ": int(differ.sum()),
+        "nonfinite_logits": int(nonfinite.sum()),
+    }
+    return present & ~(empty | illegal | differ), counts
+
+
+def _missing_stats() -> dict[str, Tensor]:
+    """What RLlib's PPO reads after each iteration, as "not measured"."""
+    names = ("mean_policy_loss", "mean_vf_loss", "vf_explained_var", "mean_entropy")
+    return dict.fromkeys((*names, "mean_kl_loss", "max_kl"), torch.tensor(np.nan))
+
+
+_RLLIB_NAMES = {
+    "mean_policy_loss": "policy_loss",
+    "mean_vf_loss": "vf_loss",
+    "mean_entropy": "entropy",
+    "mean_kl_loss": "kl",
+}
