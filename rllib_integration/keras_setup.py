@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,11 +53,10 @@ def setup_keras() -> None:
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError("tensorflow is not installed. Run `pip install 'maskcore[tf]'`.")
     prefer_legacy_keras()
-    was_imported = "tensorflow" in sys.modules
-    # RLlib's import of TensorFlow also switches it to the mode that RLlib expects.
-    from ray.rllib.utils.framework import try_import_tf
+    # Before RLlib: where RLlib is the first to import TensorFlow it switches v2 behaviour off for
+    # the whole process. Both frameworks, "tf" and "tf2", work with it on.
+    import tensorflow as tf
 
-    _, tf, _ = try_import_tf(error=True)
     version = _keras_version(tf)
     if not version.startswith("3"):
         return
@@ -72,10 +70,9 @@ def setup_keras() -> None:
             f"{ENV_VAR} is set to {os.environ.get(ENV_VAR)!r}, so tf.keras is Keras {version}. "
             f"Expected '1': RLlib's TensorFlow stack needs Keras 2. {_REMEDY}"
         )
-    when = "before this call" if was_imported else "while ray.rllib was imported"
     raise MaskError(
-        f"tf.keras is Keras {version}: it was used {when}, before {ENV_VAR}=1 was set, and cannot "
-        f"be changed any more in this process. Expected Keras 2 (tf-keras). {_REMEDY}"
+        f"tf.keras is Keras {version}: it was used before {ENV_VAR}=1 was set, and cannot be "
+        f"changed any more in this process. Expected Keras 2 (tf-keras). {_REMEDY}"
     )
 
 
