@@ -1,0 +1,24 @@
+"""``expm1(t) - t``, the remainder of the exponential after its tangent, near 0.
+
+``expm1(t) - t`` as written loses every digit below |t| = epsilon. For |t| < 1 it is
+``t^2 (1/2! + t/3! + t^2/4! + ...)``; the coefficients are shared by the backends, which differ in
+how they evaluate them.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["SERIES_BELOW", "coefficients"]
+
+SERIES_BELOW = 1.0
+"""The series is used for |t| below this; from there on ``exp(t) - 1 - t`` loses 3 bits at most."""
+
+
+def coefficients(*, double: bool) -> tuple[float, ...]:
+    """``1/2!, 1/3!, ...``, as many as leave less than an epsilon of the sum for |t| < 1.
+
+    >>> coefficients(double=False)[:3]
+    (0.5, 0.16666666666666666, 0.041666666666666664)
+    """
+    return tuple(1 / math.factorial(n) for n in range(2, 19 if double else 12))
