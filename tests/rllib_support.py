@@ -118,3 +118,8 @@ def learner_stats(result: dict[str, Any]) -> dict[str, Any]:
 def sampled(worker: RolloutWorker) -> Any:
     """One postprocessed batch of the worker's one policy."""
     return worker.sample().policy_batches["default_policy"]
+
+
+def illegal_steps(batch: Any) -> int:
+    """How many steps of ``MaskedChainEnv`` were illegal: only those end it without a reward."""
+    return int((batch["terminateds"] & (batch["rewards"] == 0)).sum())
