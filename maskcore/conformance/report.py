@@ -1,0 +1,130 @@
+"""A failure as code that can be pasted, and the table of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maskcore.conformance.adapter import Adapter, Call
+
+if TYPE_CHECKING:
+    from maskcore.conformance.runner import Result
+
+__all__ = ["as_code", "table"]
+
+_MOST = 64  # entries of an array that are written out
+
+
+def as_code(adapter: Adapter, message: str) -> str:
+    """The adapter's last call as a script, with the message as its last line."""
+    call = adapter.last
+    if call is None:
+        return f"# {message}"
+    lines = ["import numpy as np", *_import(adapter), ""]
+    names: list[str] = []
+    for i, value in enumerate(call.args):
+        names.append(_bind(lines, _ARGUMENTS.get(call.function, ())[i : i + 1], i, value, call))
+    pairs = [f"{k}={_bind(lines, (k,), 0, v, call)}" for k, v in call.kwargs.items()]
+    if call.cotangent is None:
+        lines.append(f"print(m.{call.function}({', '.join(names + pairs)}))")
+    else:
+        lines += _gradient(adapter, call, names, pairs)
+    lines += [f"# {line}" for line in message.splitlines()]
+    return "\n".join(lines)
+
+
+def table(results: list[Result], name: str) -> str:
+    """One line a row (name, verdict, title), then each failure as code."""
+    width = max((len(result.row.name) for result in results), default=0)
+    lines = [f"{name}: the contract, row by row", ""]
+    for result in results:
+        why = result.row.title if result.verdict != "not claimed" else result.reason
+        lines.append(f"{result.row.name:<{width}}  {result.verdict:<11}  {why}")
+    for result in results:
+        if result.verdict == "fails":
+            lines += ["", f"--- {result.row.name}: {result.row.title}", "", result.reason]
+    counts = {v: sum(r.verdict == v for r in results) for v in ("holds", "fails", "not claimed")}
+    total = sum(result.examples for result in results)
+    lines += ["", ", ".join(f"{n} {v}" for v, n in counts.items()) + f"; {total:,} examples"]
+    return "\n".join(lines)
+
+
+_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "masked_softmax": ("logits", "mask"),
+    "masked_log_softmax": ("logits", "mask"),
+    "log_prob": ("logits", "mask", "actions"),
+    "entropy": ("logits", "mask"),
+    "mode": ("logits", "mask"),
+    "sample": ("logits", "mask"),
+    "kl_divergence": ("p_logits", "q_logits"),
+    "cross_entropy": ("p_logits", "q_logits"),
+    "evaluate_actions": ("logits", "mask", "actions"),
+    "MaskedCategorical": ("logits", "mask"),
+}
+
+
+def _import(adapter: Adapter) -> list[str]:
+    path, _, attribute = adapter.source.partition(":")
+    lines = [f"import {path} as m"]
+    if attribute:
+        lines.append(f"m = m.{attribute}")
+    return lines
+
+
+def _bind(lines: list[str], name: tuple[str, ...], i: int, value: Any, call: Call) -> str:
+    """Add a line that defines an argument; return what to pass."""
+    variable = name[0] if name else f"argument_{i}"
+    if not isinstance(value, np.ndarray):
+        lines.append(f"{variable} = {value!r}")
+        return variable
+    code = _array(value)
+    if call.dtype is not None and np.issubdtype(value.dtype, np.floating):
+        code += f"  # as {call.dtype}"
+    lines.append(f"{variable} = {code}")
+    return variable
+
+
+def _gradient(adapter: Adapter, call: Call, names: list[str], pairs: list[str]) -> list[str]:
+    assert call.cotangent is not None
+    lines = [f"cotangent = {_array(call.cotangent)}"]
+    if adapter.lacks("vjp") is None:
+        inner = list(names)
+        for k, position in enumerate(call.wrt):
+            inner[position] = f"z{k}"
+        apply = f"m.{call.function}({', '.join(inner + pairs)})"
+        if call.field:
+            apply += f".{call.field}"
+        arguments = ", ".join(f"z{k}" for k in range(len(call.wrt)))
+        diff = ", ".join(names[position] for position in call.wrt)
+        lines.append(f"print(m.vjp(lambda {arguments}: {apply}, {diff}, cotangent=cotangent))")
+    else:
+        lines.append(f"print(m.{call.function}_grad({', '.join(names + pairs)}))")
+    return lines
+
+
+def _array(value: NDArray[Any]) -> str:
+    dtype = "bool" if value.dtype == bool else f"np.{value.dtype}"
+    if value.size > _MOST:
+        first = value.reshape(-1)[0]
+        if (value == first).all():
+            return f"np.full({value.shape}, {_literal(first)}, {dtype})"
+        return f"...  # {value.dtype} {value.shape}; the row's source builds it"
+    if not value.size:
+        return f"np.zeros({value.shape}, {dtype})"
+    return f"np.array({_nested(value)}, {dtype})"
+
+
+def _nested(value: NDArray[Any]) -> str:
+    if value.ndim == 0:
+        return _literal(value[()])
+    return "[" + ", ".join(_nested(part) for part in value) + "]"
+
+
+def _literal(value: Any) -> str:
+    if np.isnan(value):
+        return "np.nan"
+    if np.isinf(value):
+        return "np.inf" if value > 0 else "-np.inf"
+    return str(value)
