@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from ray.rllib.algorithms.ppo.ppo_torch_policy import PPOTorchPolicy
 from ray.rllib.evaluation.postprocessing import Postprocessing
+from ray.rllib.policy.rnn_sequencing import pad_batch_to_sequences_of_same_size
 from ray.rllib.policy.sample_batch import SampleBatch
 from ray.rllib.policy.torch_policy_v2 import TorchPolicyV2
 from ray.rllib.utils.annotations import override
@@ -23,7 +25,7 @@ from ray.rllib.utils.torch_utils import apply_grad_clipping, explained_variance,
 from torch import Tensor
 
 from backends import torch_backend
-from rllib_integration.loss_terms import LossTerms, RowReport
+from rllib_integration.loss_terms import ROW_FAULTS, LossTerms, RowReport
 from rllib_integration.policy_parts import (
     accept_raw_observations,
     check_sampled_masks,
@@ -119,7 +121,7 @@ class MaskedPPOTorchPolicy(PPOTorchPolicy):
         )
         present = self._present_rows(batch, state, len(logits), model)
         valid, counts = _valid_rows(logits, mask, old_mask, actions, present)
-        mean = _MeanOver(valid)
+        mean = _MeanOver(valid, len(logits))
         advantages = batch[Postprocessing.ADVANTAGES]
         ratio = torch.exp(log_prob - batch[SampleBatch.ACTION_LOGP])
         clip = self.config["clip_param"]
@@ -157,6 +159,29 @@ class MaskedPPOTorchPolicy(PPOTorchPolicy):
             self.row_report.add(counts, len(logits))
         model.tower_stats.update(stats)
         return parts
+
+    def log_ratios(self, batch: SampleBatch) -> NDArray[np.float64]:
+        """New minus stored log-probability of the actions taken, a row that is no padding.
+
+        Before any update every entry is 0, up to the rounding of a network evaluated at another
+        batch size: the policy that samples and the one that learns are one function. ``batch`` is
+        padded in place as RLlib does before it learns from it.
+        """
+        if not batch.zero_padded:
+            pad_batch_to_sequences_of_same_size(
+                batch,
+                self.max_seq_len,
+                shuffle=False,
+                batch_divisibility_req=self.batch_divisibility_req,
+                view_requirements=self.view_requirements,
+            )
+        with torch.no_grad():
+            batch = self._lazy_tensor_dict(batch)
+            inputs, state = self.model(batch)
+            log_prob = TorchMaskedCategorical(inputs).logp(batch[SampleBatch.ACTIONS])
+            ratios = log_prob - batch[SampleBatch.ACTION_LOGP]
+            present = self._present_rows(batch, state, len(ratios), self.model)
+        return (ratios if present is None else ratios[present]).double().cpu().numpy()
 
     @override(PPOTorchPolicy)
     def extra_grad_process(self, optimizer: Any, loss: Tensor) -> dict[str, Any]:
@@ -236,9 +261,9 @@ class MaskedPPOTorchPolicy(PPOTorchPolicy):
 class _MeanOver:
     """Mean over the valid rows; 0, with a gradient of 0, where there is none."""
 
-    def __init__(self, valid: Tensor) -> None:
-        self.count = int(valid.sum())
-        self._valid = None if self.count == len(valid) else valid
+    def __init__(self, valid: Tensor | None, rows: int) -> None:
+        self.count = rows if valid is None else int(valid.sum())
+        self._valid = None if self.count == rows else valid
 
     def rows(self, values: Tensor) -> Tensor:
         return values if self._valid is None else values[self._valid]
@@ -249,20 +274,28 @@ class _MeanOver:
 
 def _valid_rows(
     logits: Tensor, mask: Tensor, old_mask: Tensor, actions: Tensor, present: Tensor | None
-) -> tuple[Tensor, dict[str, int]]:
-    """Rows that belong in the loss ``[B]``, and how many others there are of each kind."""
+) -> tuple[Tensor | None, dict[str, int]]:
+    """Rows that belong in the loss ``[B]`` (None: all), and how many others of each kind."""
+    taken = mask.gather(-1, actions[:, None])[:, 0]
+    forbidden = (old_mask & ~mask).any(-1)
+    old_empty = ~old_mask.any(-1)
+    odd = ~taken | forbidden | old_empty
+    all_finite = bool(torch.isfinite(logits.detach()).all())
+    if all_finite and not bool(odd.any()):
+        return present, dict.fromkeys(ROW_FAULTS, 0)
     if present is None:
-        present = torch.ones(len(mask), dtype=torch.bool, device=mask.device)
-    empty = present & ~(mask.any(-1) & old_mask.any(-1))
-    illegal = present & ~empty & ~mask.gather(-1, actions[:, None])[:, 0]
-    differ = present & ~empty & ~illegal & (old_mask & ~mask).any(-1)
+        present = torch.ones_like(taken)
+    empty = present & (old_empty | ~mask.any(-1))
+    illegal = present & ~empty & ~taken
+    differ = present & ~empty & ~illegal & forbidden
     nonfinite = present & (~torch.isfinite(logits.detach()) & mask).any(-1)
-    counts = {
-        "empty_mask": int(empty.sum()),
-        "illegal_action": int(illegal.sum()),
-        "masks_differ": int(differ.sum()),
-        "nonfinite_logits": int(nonfinite.sum()),
+    kinds = {
+        "empty_mask": empty,
+        "illegal_action": illegal,
+        "masks_differ": differ,
+        "nonfinite_logits": nonfinite,
     }
+    counts = {fault: int(rows.sum()) for fault, rows in kinds.items()}
     return present & ~(empty | illegal | differ), counts
 
 

@@ -74,7 +74,14 @@ def draw(runs: list[Run], path: Path) -> None:
         fontsize=14,
         fontweight="bold",
     )
-    figure.tight_layout(rect=(0, 0, 1, 0.98))
+    figure.text(
+        0.0125,
+        0.905,
+        "Three runs of the same environment, seed and settings; they differ in the mask alone.",
+        fontsize=10,
+        color="#333333",
+    )
+    figure.tight_layout(rect=(0, 0, 1, 0.95))
     figure.savefig(path)
     plt.close(figure)
 
