@@ -7,10 +7,10 @@ other run of pytest nothing happens, and nothing else of maskcore is imported.
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
 
-def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> None:
+def pytest_load_initial_conftests(parser: Any, args: list[str]) -> None:
     """Add the options where an argument names the kit."""
     if not any("maskcore.conformance" in str(arg) for arg in args):
         return

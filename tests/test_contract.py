@@ -15,9 +15,10 @@ from contract_support import NOT_CLAIMED, SPEC, require
 from maskcore.conformance import ROWS, Adapter, Row, load
 
 
-def _test_of(row: Row) -> Callable[[ModuleType], None]:
-    def test(backend: ModuleType) -> None:
-        require(row, Adapter(backend), backend.NAME)
+def _test_of(row: Row) -> Callable[..., None]:
+    def test(backend: ModuleType, record_property: Callable[[str, object], None]) -> None:
+        result = require(row, Adapter(backend), backend.NAME)
+        record_property("hypothesis examples", result.examples)
 
     test.__name__ = test.__qualname__ = f"test_{row.name}"
     test.__doc__ = row.title

@@ -25,10 +25,11 @@ def as_code(adapter: Adapter, message: str) -> str:
     lines = ["import numpy as np", *_import(adapter), ""]
     names: list[str] = []
     for i, value in enumerate(call.args):
-        names.append(_bind(lines, _ARGUMENTS.get(call.function, ())[i : i + 1], i, value, call))
-    pairs = [f"{k}={_bind(lines, (k,), 0, v, call)}" for k, v in call.kwargs.items()]
+        known = _ARGUMENTS.get(call.function, ())[i : i + 1]
+        names.append(_bind(adapter, lines, known[0] if known else f"argument_{i}", value))
+    pairs = [f"{k}={_bind(adapter, lines, k, v)}" for k, v in call.kwargs.items()]
     if call.cotangent is None:
-        lines.append(f"print(m.{call.function}({', '.join(names + pairs)}))")
+        lines.append(_show(adapter, f"m.{call.function}({', '.join(names + pairs)})"))
     else:
         lines += _gradient(adapter, call, names, pairs)
     lines += [f"# {line}" for line in message.splitlines()]
@@ -73,34 +74,43 @@ def _import(adapter: Adapter) -> list[str]:
     return lines
 
 
-def _bind(lines: list[str], name: tuple[str, ...], i: int, value: Any, call: Call) -> str:
+def _bind(adapter: Adapter, lines: list[str], name: str, value: Any) -> str:
     """Add a line that defines an argument; return what to pass."""
-    variable = name[0] if name else f"argument_{i}"
+    call = adapter.last
     if not isinstance(value, np.ndarray):
-        lines.append(f"{variable} = {value!r}")
-        return variable
+        lines.append(f"{name} = {value!r}")
+        return name
+    dtype = call.dtype if call is not None and np.issubdtype(value.dtype, np.floating) else None
     code = _array(value)
-    if call.dtype is not None and np.issubdtype(value.dtype, np.floating):
-        code += f"  # as {call.dtype}"
-    lines.append(f"{variable} = {code}")
-    return variable
+    if dtype is not None and dtype != "bfloat16":
+        code = _array(value.astype(dtype))
+    if hasattr(adapter.module, "asarray") and not code.startswith("..."):
+        code = f"m.asarray({code})"
+    lines.append(f"{name} = {code}" + ("  # as bfloat16" if dtype == "bfloat16" else ""))
+    return name
+
+
+def _show(adapter: Adapter, expression: str) -> str:
+    convert = hasattr(adapter.module, "to_numpy") and "evaluate_actions" not in expression
+    return f"print(m.to_numpy({expression}))" if convert else f"print({expression})"
 
 
 def _gradient(adapter: Adapter, call: Call, names: list[str], pairs: list[str]) -> list[str]:
-    assert call.cotangent is not None
-    lines = [f"cotangent = {_array(call.cotangent)}"]
-    if adapter.lacks("vjp") is None:
-        inner = list(names)
-        for k, position in enumerate(call.wrt):
-            inner[position] = f"z{k}"
-        apply = f"m.{call.function}({', '.join(inner + pairs)})"
-        if call.field:
-            apply += f".{call.field}"
-        arguments = ", ".join(f"z{k}" for k in range(len(call.wrt)))
-        diff = ", ".join(names[position] for position in call.wrt)
-        lines.append(f"print(m.vjp(lambda {arguments}: {apply}, {diff}, cotangent=cotangent))")
-    else:
-        lines.append(f"print(m.{call.function}_grad({', '.join(names + pairs)}))")
+    if adapter.lacks("vjp") is not None:
+        return [_show(adapter, f"m.{call.function}_grad({', '.join(names + pairs)})")]
+    lines: list[str] = []
+    _bind(adapter, lines, "cotangent", np.asarray(call.cotangent, call.args[0].dtype))
+    inner = list(names)
+    for k, position in enumerate(call.wrt):
+        inner[position] = f"z{k}"
+    apply = f"m.{call.function}({', '.join(inner + pairs)})"
+    if call.field:
+        apply += f".{call.field}"
+    arguments = ", ".join(f"z{k}" for k in range(len(call.wrt)))
+    wrt = ", ".join(names[position] for position in call.wrt)
+    lines.append(f"gradients = m.vjp(lambda {arguments}: {apply}, {wrt}, cotangent=cotangent)")
+    convert = "m.to_numpy" if hasattr(adapter.module, "to_numpy") else "np.asarray"
+    lines.append(f"print(*map({convert}, gradients))")
     return lines
 
 
