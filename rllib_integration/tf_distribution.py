@@ -68,7 +68,9 @@ class TFMaskedCategorical(TFActionDistribution):
     @override(TFActionDistribution)
     def logp(self, actions: Any) -> Any:
         """Log-probability ``[B]`` in nats; -inf for an illegal action, 0 in an empty row."""
-        return tf_backend.log_prob(self.logits, self.mask, tf.cast(actions, tf.int64))
+        # Drawn from these logits, an action depends on them; its gradient is 0.
+        actions = tf.stop_gradient(tf.cast(actions, tf.int64))
+        return tf_backend.log_prob(self.logits, self.mask, actions)
 
     @override(TFActionDistribution)
     def entropy(self) -> Any:
