@@ -161,7 +161,9 @@ def check_masking_supported(config: AlgorithmConfig) -> None:
         )
     check_framework(config.framework_str)
     check_policy_settings(
-        observation_filter=config.observation_filter, exploration=config.exploration_config
+        observation_filter=config.observation_filter,
+        exploration=config.exploration_config,
+        model=config.model,
     )
 
 
@@ -179,8 +181,11 @@ def check_framework(framework: str) -> None:
         )
 
 
-def check_policy_settings(*, observation_filter: Any, exploration: dict[str, Any]) -> None:
-    """Raise for a filter over the mask, or an exploration that draws past it.
+def check_policy_settings(
+    *, observation_filter: Any, exploration: dict[str, Any], model: dict[str, Any]
+) -> None:
+    """Raise for a filter over the mask, an exploration that draws past it, or a model that RLlib
+    shows something else when it acts than when it learns.
 
     These are settings that a policy of its own can override, so each policy checks them again.
     """
@@ -204,3 +209,11 @@ def check_policy_settings(*, observation_filter: Any, exploration: dict[str, Any
             f"exploration_config has random_timesteps={exploration['random_timesteps']}: RLlib "
             "draws those from the whole action space, illegal actions included. Expected 0."
         )
+    for setting in ("attention_use_n_prev_actions", "attention_use_n_prev_rewards"):
+        if model.get(setting):
+            raise MaskError(
+                f"model has {setting}={model[setting]}. RLlib 2.60 shows an acting attention model "
+                "the steps up to the last but one, a learning one those up to the last, so the "
+                "two compute different probabilities. Expected 0; use_lstm with "
+                "lstm_use_prev_action is not affected."
+            )

@@ -34,7 +34,9 @@ def prepare_policy_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
     config = {**MaskedPPOConfig().to_dict(), **config}
     check_policy_settings(
-        observation_filter=config["observation_filter"], exploration=config["exploration_config"]
+        observation_filter=config["observation_filter"],
+        exploration=config["exploration_config"],
+        model=config["model"],
     )
     return config
 

@@ -7,6 +7,7 @@ attention layers are inside, so what they are padded with never meets the mask.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from maskcore import MaskError
 from rllib_integration.observations import find_masked_observation
+from rllib_integration.torch_attention import attend_within_window
 
 __all__ = ["MaskedTorchModel"]
 
@@ -82,7 +84,7 @@ class MaskedTorchModel(TorchModelV2, nn.Module):
             )
         self.network: Any = self.build_network(
             self.where.network_space,
-            action_space,
+            _with_plain_size(action_space),
             self.num_actions,
             {
                 **model_config,
@@ -92,6 +94,7 @@ class MaskedTorchModel(TorchModelV2, nn.Module):
             },
             f"{name}_network",
         )
+        attend_within_window(self.network)
         self._plain = network is None and not (
             model_config.get("use_lstm") or model_config.get("use_attention")
         )
@@ -219,6 +222,17 @@ def _find_logits_layer(network: nn.Module) -> nn.Module | None:
         if isinstance(layer, nn.Module):
             return layer
     return None
+
+
+def _with_plain_size(action_space: gym.Space[Any]) -> gym.Space[Any]:
+    """Discrete(A) whose ``n`` is a Python int.
+
+    Ray 2.60 adds it to the input size of an LSTM with previous actions; torch.nn.LSTM refuses the
+    np.int64 that Gymnasium makes of it.
+    """
+    plain: Any = copy.copy(action_space)
+    plain.n = int(plain.n)
+    return plain
 
 
 def _check_mask_values(mask: Tensor, key: str) -> None:
