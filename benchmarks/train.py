@@ -214,8 +214,8 @@ def page(results: list[dict[str, Any]], pairs: int) -> str:
         "own example masked model (`ray.rllib.examples._old_api_stack.models.action_mask_model`):",
         f"same environment (half of the actions legal), batches of {BATCH:,} steps from {ENVS}",
         f"environments, {EPOCHS} epochs of minibatches of {MINIBATCH}, network 64 x 64, one",
-        f"process, one thread, {pairs} pairs of iterations in turn. The ratio is how many times more",
-        "environment steps (sampled and learned from) we make a second of CPU time: median of the",
+        f"process, one thread, {pairs} pairs of iterations in turn. The ratio is how many times",
+        "more environment steps (sampled and learned from) we make a CPU second: median of the",
         f"pairs, quartiles in brackets. It has to be {MUST:g}; {AIM:g} is the aim.",
         "",
         f"Python {platform.python_version()}, "
