@@ -9,19 +9,38 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rllib_integration.keras_setup import prefer_legacy_keras
+
 if TYPE_CHECKING:
     from rllib_integration.config import with_action_masking
+    from rllib_integration.gradient_report import gradient_report
+    from rllib_integration.mask_trace import mask_trace
     from rllib_integration.ppo import MaskedPPO, MaskedPPOConfig
     from rllib_integration.registration import register
+    from rllib_integration.split_heads import SplitHeads
 
-__all__ = ["MaskedPPO", "MaskedPPOConfig", "register", "with_action_masking"]
+__all__ = [
+    "MaskedPPO",
+    "MaskedPPOConfig",
+    "SplitHeads",
+    "gradient_report",
+    "mask_trace",
+    "register",
+    "with_action_masking",
+]
 
 _HOME = {
     "MaskedPPO": "rllib_integration.ppo",
     "MaskedPPOConfig": "rllib_integration.ppo",
+    "SplitHeads": "rllib_integration.split_heads",
+    "gradient_report": "rllib_integration.gradient_report",
+    "mask_trace": "rllib_integration.mask_trace",
     "register": "rllib_integration.registration",
     "with_action_masking": "rllib_integration.config",
 }
+
+
+prefer_legacy_keras()  # Before anything here imports Ray, and Ray TensorFlow.
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,7 @@ a cluster that was running before needs it in its runtime environment: ``runtime
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Mapping
@@ -19,7 +20,13 @@ from typing import Any
 
 from maskcore import MaskError
 
-__all__ = ["ENV_VAR", "prefer_legacy_keras", "runtime_env", "setup_keras"]
+__all__ = [
+    "ENV_VAR",
+    "import_tensorflow_first",
+    "prefer_legacy_keras",
+    "runtime_env",
+    "setup_keras",
+]
 
 ENV_VAR = "TF_USE_LEGACY_KERAS"
 _YES = ("1", "true", "True")
@@ -41,6 +48,17 @@ def prefer_legacy_keras() -> None:
         os.environ.setdefault(ENV_VAR, "1")
 
 
+def import_tensorflow_first() -> None:
+    """Import TensorFlow, if it is installed, before Ray does.
+
+    Where RLlib 2.60 is the first to import TensorFlow it switches v2 behaviour, and with it eager
+    execution, off for the whole process. Both frameworks, "tf" and "tf2", work with it on.
+    """
+    prefer_legacy_keras()
+    if importlib.util.find_spec("tensorflow") is not None:
+        importlib.import_module("tensorflow")
+
+
 def setup_keras() -> None:
     """Make ``tf.keras`` Keras 2 in this process, or say what to do. Imports TensorFlow.
 
@@ -52,9 +70,7 @@ def setup_keras() -> None:
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise ImportError("tensorflow is not installed. Run `pip install 'maskcore[tf]'`.")
-    prefer_legacy_keras()
-    # Before RLlib: where RLlib is the first to import TensorFlow it switches v2 behaviour off for
-    # the whole process. Both frameworks, "tf" and "tf2", work with it on.
+    import_tensorflow_first()
     import tensorflow as tf
 
     version = _keras_version(tf)

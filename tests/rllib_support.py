@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from rllib_integration.keras_setup import import_tensorflow_first
+
 with warnings.catch_warnings():  # What Ray imports raises deprecation warnings of its own.
     warnings.simplefilter("ignore")
+    import_tensorflow_first()  # Or Ray would switch eager execution off for all other tests.
     import ray
     import ray.rllib.algorithms.ppo
 
