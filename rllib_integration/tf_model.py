@@ -27,6 +27,7 @@ from ray.rllib.utils.annotations import override  # noqa: E402
 from ray.tune.registry import RLLIB_MODEL, _global_registry  # noqa: E402
 
 from rllib_integration.observations import find_masked_observation  # noqa: E402
+from rllib_integration.tf_attention import attend_within_window  # noqa: E402
 from rllib_integration.tf_features import Features  # noqa: E402
 from rllib_integration.tf_variables import AllVariables, check_layers_are_built  # noqa: E402
 
@@ -97,6 +98,7 @@ class MaskedTFModel(AllVariables, TFModelV2):
             },
             f"{name}_network",
         )
+        attend_within_window(self.network)
         self._features = Features(self.network)
         self.view_requirements = {
             **self.network.view_requirements,
