@@ -8,11 +8,18 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from maskcore import MaskError
 
-__all__ = ["ROW_FAULTS", "Coefficient", "LossTerms", "RowReport", "explain_row_faults"]
+__all__ = [
+    "ROW_FAULTS",
+    "Coefficient",
+    "LossTerms",
+    "RowReport",
+    "explain_row_faults",
+    "refuse_constant_term",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +145,20 @@ class LossTerms:
 
 
 RESERVED_TERMS = frozenset({"policy", "value", "entropy", "kl", "custom_loss", "policy_loss"})
+
+
+def refuse_constant_term(name: str, variables: Sequence[str]) -> NoReturn:
+    """Raise for a term that would add a constant to the loss and train nothing.
+
+    Raises:
+        MaskError: Always, naming the term and the variables that it does not reach.
+    """
+    shown = ", ".join(variables[:8]) + (", ..." if len(variables) > 8 else "")
+    raise MaskError(
+        f"loss_terms[{name!r}] depends on no variable of the model: none of {shown} gets a "
+        "gradient from it. Compute it from the model's layers without detaching them or leaving "
+        "the framework (NumPy, .item()); where a batch has nothing for it, multiply by zero."
+    )
 
 
 def explain_row_faults(counts: Mapping[str, float], rows: float) -> str:

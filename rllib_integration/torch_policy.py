@@ -25,7 +25,7 @@ from ray.rllib.utils.torch_utils import apply_grad_clipping, explained_variance,
 from torch import Tensor
 
 from backends import torch_backend
-from rllib_integration.loss_terms import ROW_FAULTS, LossTerms, RowReport
+from rllib_integration.loss_terms import ROW_FAULTS, LossTerms, RowReport, refuse_constant_term
 from rllib_integration.policy_parts import (
     accept_raw_observations,
     check_sampled_masks,
@@ -100,7 +100,10 @@ class MaskedPPOTorchPolicy(PPOTorchPolicy):
             model.tower_stats.update({k: torch.as_tensor(v).detach() for k, v in stats.items()})
             parts = {"policy_loss": (1.0, value)}
         for name, value in self.loss_terms.values(model, train_batch).items():
-            parts[name] = (self.loss_terms.coeffs[name], value)
+            coeff = self.loss_terms.coeffs[name]
+            if coeff and not (value.requires_grad or self._building()):
+                refuse_constant_term(name, [n for n, _ in model.named_parameters()])
+            parts[name] = (coeff, value)
         for name, hook in self.config["loss_stats"].items():
             model.tower_stats[name] = torch.as_tensor(hook(self, train_batch)).detach()
         return parts
@@ -164,9 +167,19 @@ class MaskedPPOTorchPolicy(PPOTorchPolicy):
         """New minus stored log-probability of the actions taken, a row that is no padding.
 
         Before any update every entry is 0, up to the rounding of a network evaluated at another
-        batch size: the policy that samples and the one that learns are one function. ``batch`` is
-        padded in place as RLlib does before it learns from it.
+        batch size: the policy that samples and the one that learns are one function.
         """
+        with torch.no_grad():
+            batch = self.prepared(batch)
+            inputs, state = self.model(batch)
+            log_prob = TorchMaskedCategorical(inputs).logp(batch[SampleBatch.ACTIONS])
+            ratios = log_prob - batch[SampleBatch.ACTION_LOGP]
+            present = self._present_rows(batch, state, len(ratios), self.model)
+        return (ratios if present is None else ratios[present]).double().cpu().numpy()
+
+    def prepared(self, batch: SampleBatch) -> SampleBatch:
+        """A copy of a NumPy batch, padded and lazily converted as RLlib does before it learns."""
+        batch = batch.copy(shallow=True)
         if not batch.zero_padded:
             pad_batch_to_sequences_of_same_size(
                 batch,
@@ -175,13 +188,7 @@ class MaskedPPOTorchPolicy(PPOTorchPolicy):
                 batch_divisibility_req=self.batch_divisibility_req,
                 view_requirements=self.view_requirements,
             )
-        with torch.no_grad():
-            batch = self._lazy_tensor_dict(batch)
-            inputs, state = self.model(batch)
-            log_prob = TorchMaskedCategorical(inputs).logp(batch[SampleBatch.ACTIONS])
-            ratios = log_prob - batch[SampleBatch.ACTION_LOGP]
-            present = self._present_rows(batch, state, len(ratios), self.model)
-        return (ratios if present is None else ratios[present]).double().cpu().numpy()
+        return self._lazy_tensor_dict(batch)
 
     @override(PPOTorchPolicy)
     def extra_grad_process(self, optimizer: Any, loss: Tensor) -> dict[str, Any]:
