@@ -126,3 +126,8 @@ def sampled(worker: RolloutWorker) -> Any:
 def illegal_steps(batch: Any) -> int:
     """How many steps of ``MaskedChainEnv`` were illegal: only those end it without a reward."""
     return int((batch["terminateds"] & (batch["rewards"] == 0)).sum())
+
+
+def weights_of(policy: Any) -> dict[str, Any]:
+    """Copies of the weights: Ray 2.60's ``get_weights`` on Torch returns views of live memory."""
+    return {name: weight.copy() for name, weight in policy.get_weights().items()}

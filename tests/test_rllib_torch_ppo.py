@@ -11,7 +11,7 @@ import rllib_support
 import torch
 from ray.rllib.algorithms.ppo.ppo_torch_policy import PPOTorchPolicy
 from ray.rllib.policy.sample_batch import SampleBatch
-from rllib_support import MaskedChainEnv, masked, old_stack, sampled, worker_of
+from rllib_support import MaskedChainEnv, masked, old_stack, sampled, weights_of, worker_of
 
 from maskcore import MaskError
 from rllib_integration import with_action_masking
@@ -127,11 +127,11 @@ def test_a_batch_without_a_valid_row_moves_nothing() -> None:
     policy, batch = worker.get_policy(), sampled(worker)
     batch["obs"] = batch["obs"].copy()
     batch["obs"][:, :A] = 0
-    before = policy.get_weights()
+    before = weights_of(policy)
     stats = policy.learn_on_batch(batch)["learner_stats"]
     assert stats["total_loss"] == 0.0
     assert np.isnan(stats["kl"])
-    for name, weight in policy.get_weights().items():
+    for name, weight in weights_of(policy).items():
         np.testing.assert_array_equal(weight, before[name])
     policy.update_kl(stats["kl"])
     assert policy.kl_coeff == 0.2
@@ -240,7 +240,7 @@ def test_a_loss_term_is_in_the_loss_with_its_coefficient_and_in_the_metrics() ->
     plain = worker_of(masked())
     with_term = worker_of(masked(loss_terms={"decay": weight_decay}, loss_coeffs={"decay": 0.5}))
     policy = with_term.get_policy()
-    policy.set_weights(plain.get_policy().get_weights())
+    policy.set_weights(weights_of(plain.get_policy()))
     batch = sampled(plain)
     loss, gradients = gradients_of(plain.get_policy(), batch.copy())
     total, total_gradients = gradients_of(policy, batch.copy())
