@@ -26,7 +26,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,8 +211,8 @@ class Adapter:
     ) -> tuple[Array, ...]:
         if not self._has(f"{function}_grad"):
             raise NotClaimed(f"no gradient of {function}")
-        found = self.to_numpy(getattr(self.module, f"{function}_grad")(*native, **named))
-        rows = found if isinstance(found, tuple) else (found,)
+        found: Any = self.to_numpy(getattr(self.module, f"{function}_grad")(*native, **named))
+        rows: list[Any] = list(found) if len(wrt) > 1 else [found]
         weighted = [np.asarray(g, np.float64) * cotangent[..., None] for g in rows]
         return tuple(
             _sum_to(g, args[position].shape) for position, g in zip(wrt, weighted, strict=True)
@@ -228,12 +228,14 @@ class Adapter:
         if not isinstance(value, (np.ndarray, np.generic)):
             return value
         make: Callable[[Any], Any] = getattr(self.module, "asarray", np.asarray)
-        array: Array = np.array(value)  # a copy of its own: the module may not write into ours
+        array: Array = np.array(
+            cast(Any, value)
+        )  # a copy of its own: the module may not write into ours
         if dtype is None or not np.issubdtype(array.dtype, np.floating):
             return make(array)
         if dtype != "bfloat16":
             return make(array.astype(dtype))
-        native = make(array.astype(np.float32))
+        native: Any = make(array.astype(np.float32))
         if hasattr(native, "bfloat16"):
             return native.bfloat16()
         if importlib.util.find_spec("ml_dtypes") is None:
@@ -242,11 +244,13 @@ class Adapter:
 
     def to_numpy(self, native: Any) -> Any:
         """A NumPy array of a native one, field by field where it is a tuple."""
-        if native is None or isinstance(native, (np.ndarray, np.generic)):
-            return native
+        if isinstance(native, (np.ndarray, np.generic, type(None))):
+            return cast(Any, native)
         if isinstance(native, tuple):
-            fields = [self.to_numpy(value) for value in native]
-            return type(native)(*fields) if hasattr(native, "_fields") else tuple(fields)
+            values = cast("tuple[Any, ...]", native)
+            fields = [self.to_numpy(value) for value in values]
+            make: Any = getattr(type(values), "_make", tuple)
+            return make(fields)
         convert: Callable[[Any], Any] = getattr(self.module, "to_numpy", np.asarray)
         return convert(native)
 

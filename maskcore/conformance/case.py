@@ -74,6 +74,6 @@ class Case:
         return self.q_logits.astype(np.float64)
 
     @property
-    def masks(self) -> dict[str, Array]:
+    def masks(self) -> dict[str, Any]:
         """The keyword arguments of ``kl_divergence`` and ``cross_entropy``."""
         return {"p_mask": self.mask, "q_mask": self.q_mask}

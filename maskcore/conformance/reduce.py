@@ -80,16 +80,18 @@ def _simpler_weights(case: Case) -> Iterator[Case]:
 def _simpler_values(case: Case) -> Iterator[Case]:
     for name in ("logits", "q_logits"):
         array: Array = getattr(case, name)
-        for index in np.ndindex(*array.shape):
+        indices: list[tuple[int, ...]] = list(np.ndindex(*array.shape))
+        for index in indices:
             for value in _simpler(array[index].item()):
-                changed = array.copy()
+                changed = np.array(array)
                 changed[index] = value
                 if changed[index] != array[index]:  # 0.46 is 0.46 again after float32
                     yield dataclasses.replace(case, **{name: changed})
     for name in ("mask", "q_mask"):
         array = getattr(case, name)
-        for index in np.argwhere(~array):
-            changed = array.copy()
+        illegal: list[list[int]] = np.argwhere(~array).tolist()
+        for index in illegal:
+            changed = np.array(array)
             changed[tuple(index)] = True
             yield dataclasses.replace(case, **{name: changed})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,7 @@ def _bind(adapter: Adapter, lines: list[str], name: str, value: Any) -> str:
     if not isinstance(value, np.ndarray):
         lines.append(f"{name} = {value!r}")
         return name
+    value = np.asarray(cast(Any, value))
     dtype = call.dtype if call is not None and np.issubdtype(value.dtype, np.floating) else None
     code = _array(value)
     if dtype is not None and dtype != "bfloat16":

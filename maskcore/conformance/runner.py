@@ -114,7 +114,7 @@ def _search(row: Row, adapter: Adapter, examples: int | None) -> Result:
         deadline=None,
         database=None,
         phases=[Phase.generate],  # reduce_case shrinks, and names what it found as code
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[HealthCheck.too_slow],
         report_multiple_bugs=False,
     )
     try:

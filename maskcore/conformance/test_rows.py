@@ -9,7 +9,7 @@ from maskcore.conformance import ROWS, Adapter, Row, check_row, load
 
 @pytest.fixture(scope="session", name="adapter")
 def _adapter(request: pytest.FixtureRequest) -> Adapter:  # pyright: ignore[reportUnusedFunction]
-    return load(request.config.getoption("--backend"))
+    return load(str(request.config.getoption("--backend")))
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=[row.name for row in ROWS.values()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -120,17 +121,10 @@ def broadcasting_values(m: Adapter, c: Case) -> None:
 @row(group="value", needs=("kl_divergence",), cases=broadcast_cases())
 def broadcasting_divergences(m: Adapter, c: Case) -> None:
     """The four arguments of kl_divergence broadcast against each other."""
-    p, q = np.broadcast_arrays(c.logits, c.q_logits)
-    masks = np.broadcast_arrays(c.mask, c.q_mask, p)
-    full = Case(p, masks[0], c.actions, q, masks[1], c.cotangent, c.entry_cotangent)
     shape = np.broadcast_shapes(c.shape, c.q_logits.shape, c.q_mask.shape)
-    full = Case(
-        *(np.broadcast_to(x, shape) for x in (full.logits, full.mask)),
-        c.actions,
-        *(np.broadcast_to(x, shape) for x in (full.q_logits, full.q_mask)),
-        c.cotangent,
-        c.entry_cotangent,
-    )
+    names = ("logits", "mask", "q_logits", "q_mask")
+    wide = {name: np.broadcast_to(getattr(c, name), shape) for name in names}
+    full = dataclasses.replace(c, **wide)
     expected = spec.kl_divergence(full.wide, full.q_wide, **full.masks)
     found = m.call("kl_divergence", c.logits, c.q_logits, **c.masks)
     close(found, expected, kl_bound(expected, full), "kl_divergence")

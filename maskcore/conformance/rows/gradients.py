@@ -138,7 +138,7 @@ def masked_log_softmax_gradient(m: Adapter, c: Case) -> None:
 def evaluate_actions_gradient(m: Adapter, c: Case) -> None:
     """The gradients of evaluate_actions to the new logits are those of its parts."""
     weight = c.cotangent[..., None]
-    q = {"old_logits": c.q_logits, "old_mask": c.q_mask}
+    q: dict[str, Any] = {"old_logits": c.q_logits, "old_mask": c.q_mask}
     kl = spec.kl_divergence_grad(c.q_wide, c.wide, p_mask=c.q_mask, q_mask=c.mask)[1]
     exact = {
         "log_prob": spec.log_prob_grad(c.wide, c.mask, c.actions),

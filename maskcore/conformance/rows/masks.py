@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from maskcore.conformance.adapter import Adapter
 from maskcore.conformance.case import Case
-from maskcore.conformance.compare import holds, refuses, same
+from maskcore.conformance.compare import refuses, same
 from maskcore.conformance.registry import row
 from maskcore.conformance.strategies import cases
 
@@ -63,12 +63,6 @@ def _every(m: Adapter, logits: NDArray[Any], mask: Any, what: str) -> list[str]:
         what = f"sample: {what}"
         messages.append(refuses(lambda: m.sample(*one, seed=0), m.refuses_with, what))
     return messages
-
-
-def _mention(messages: list[str], *words: str) -> None:
-    for message in messages:
-        found = any(word in message.lower() for word in words)
-        holds(found, f"the error names one of {words}, it says {message!r}", found)
 
 
 @row(group="mask", needs=("masked_softmax",))

@@ -40,7 +40,9 @@ def masked_softmax_empty_row(m: Adapter, c: Case) -> None:
 def masked_log_softmax_ordinary_row(m: Adapter, c: Case) -> None:
     """masked_log_softmax, ordinary row: illegal entries -inf, legal ones <= 0 and finite."""
     found = m.call("masked_log_softmax", c.logits, c.mask)
-    holds(np.isneginf(found[~c.mask]), "illegal entries of masked_log_softmax", found[~c.mask])
+    holds(
+        np.equal(found[~c.mask], -np.inf), "illegal entries of masked_log_softmax", found[~c.mask]
+    )
     has_mass = support(c.logits, c.mask)
     holds(np.isfinite(found[has_mass]), "legal entries of masked_log_softmax", found[has_mass])
     holds(found <= 0, "masked_log_softmax <= 0", found)
@@ -65,7 +67,7 @@ def log_prob_ordinary_row(m: Adapter, c: Case) -> None:
     """log_prob, ordinary row: -inf where the action is illegal, else finite (or -inf logit)."""
     found = m.call("log_prob", c.logits, c.mask, c.actions)
     has_mass = np.take_along_axis(support(c.logits, c.mask), c.actions[:, None], -1)[:, 0]
-    same(np.isneginf(found), ~has_mass, "log_prob is -inf where the action has no mass")
+    same(np.equal(found, -np.inf), ~has_mass, "log_prob is -inf where the action has no mass")
     holds(found <= 0, "log_prob <= 0", found)
 
 
