@@ -143,6 +143,13 @@ class Adapter:
             *native, **{k: self._native(v, dtype) for k, v in kwargs.items()}
         )
 
+    def direct(self, function: str, *native: Any, **kwargs: Any) -> Any:
+        """Call a function with the native arrays given, not with copies."""
+        arguments = [self.to_numpy(value) for value in native]
+        named = {k: self.to_numpy(v) for k, v in kwargs.items()}
+        self.last = Call(function, tuple(map(np.array, arguments)), named)
+        return getattr(self.module, function)(*native, **kwargs)
+
     def call(self, function: str, *args: Any, **kwargs: Any) -> Any:
         """As ``raw``, with the result (or each field of a tuple) as a NumPy array."""
         return self.to_numpy(self.raw(function, *args, **kwargs))

@@ -176,14 +176,20 @@ def arguments_unchanged(m: Adapter, c: Case) -> None:
     }
     one = (native["logits"], native["mask"])
     masks = {"p_mask": native["mask"], "q_mask": native["q_mask"]}
-    for name in ("masked_softmax", "masked_log_softmax", "entropy", "mode"):
-        if m.lacks(name) is None:
-            m.raw(name, *one)
-    m.raw("log_prob", *one, native["actions"])
-    if m.lacks("kl_divergence") is None:
-        m.raw("kl_divergence", native["logits"], native["q_logits"], **masks)
-    for name, array in native.items():
-        same(m.to_numpy(array), getattr(c, name), f"{name} after the calls")
+    pair = (native["logits"], native["q_logits"])
+    calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+        **{name: (one, {}) for name in ("masked_softmax", "masked_log_softmax", "entropy", "mode")},
+        "log_prob": ((*one, native["actions"]), {}),
+        "kl_divergence": (pair, masks),
+        "cross_entropy": (pair, masks),
+        "evaluate_actions": ((*one, native["actions"]), {"old_logits": native["q_logits"]}),
+    }
+    for function, (args, kwargs) in calls.items():
+        if m.lacks(function) is not None:
+            continue
+        m.direct(function, *args, **kwargs)
+        for name, array in native.items():
+            same(m.to_numpy(array), getattr(c, name), f"{name} after {function}")
 
 
 @row(group="value", needs=("masked_softmax", "log_prob", "entropy"))
