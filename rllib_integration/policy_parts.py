@@ -110,6 +110,8 @@ def accept_raw_observations(policy: Any, observations: Any) -> Any:
     space: Any = getattr(policy.observation_space, "original_space", None)
     if space is None:
         return observations
+    if isinstance(observations, np.ndarray) and observations.dtype == object:
+        observations = list(observations)  # Algorithm.compute_actions stacks dicts so.
     if isinstance(observations, Mapping):
         rows = _rows(observations)
     elif isinstance(observations, (list, tuple)) and observations:
