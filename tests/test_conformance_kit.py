@@ -198,7 +198,7 @@ def test_every_fault_has_its_own_row() -> None:
 
 
 def test_reduce_finds_one_row_of_two_simple_numbers() -> None:
-    ordinary = strategies.cases(kinds=("ordinary",))
+    ordinary = strategies.cases(kinds=("ordinary",), actions="legal")
     case = find(ordinary, lambda c: c.logits.shape == (4, 6), settings=FAST)
 
     def fails(c: Case) -> bool:
