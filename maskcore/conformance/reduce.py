@@ -54,11 +54,13 @@ def _traits(case: Case) -> set[tuple[str, object]]:
     ):
         found |= {(f"{name} kind", int(n)) for n in np.minimum(mask.sum(-1), 2).reshape(-1)}
         logits, mask = np.broadcast_arrays(logits, mask)
-        found |= {(f"{name} loud", bool(x)) for x in loud_rows(logits, mask).reshape(-1)}
+        found |= {(f"{name} loud", True) for x in loud_rows(logits, mask).reshape(-1) if x}
     legal = np.take_along_axis(case.legal, case.actions[..., None], -1)
     found |= {("legal action", bool(x)) for x in legal.reshape(-1)}
-    found.add(("equal masks", np.array_equal(case.mask, case.q_mask)))
-    found.add(("equal policies", _equal_policies(case)))
+    if not np.array_equal(case.mask, case.q_mask):
+        found.add(("masks differ", True))
+    if not _equal_policies(case):
+        found.add(("policies differ", True))
     return found
 
 
