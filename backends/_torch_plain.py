@@ -112,27 +112,9 @@ def mode(logits: Tensor, legal: Tensor) -> Tensor:
 
 
 def kl_divergence(p_logits: Tensor, q_logits: Tensor, p_legal: Tensor, q_legal: Tensor) -> Tensor:
-    """KL(p | q) without the cancellation of ``sum p (log p - log q)``.
-
-    On the support of p, with D = zq - zp and t = D - sum p D (mean 0 under p)::
-
-        exp(KL) - 1 = sum p (expm1(t) - t)        every term >= 0
-
-    Where t > 3 (p tiny, q not) ``p exp(t)`` is taken as ``q exp(KL)``, which neither overflows nor
-    multiplies an underflowed p, and the equation is solved for exp(KL). A large KL is the textbook
-    sum, which then does not cancel. Where q gives mass to actions outside the support of p, that
-    adds ``-log q(support of p)``.
-    """
+    """KL(p | q) without the cancellation of ``sum p (log p - log q)``; see ``pair``."""
     p, q = rows(p_logits, p_legal), rows(q_logits, q_legal)
-    forbidden = (p.support & ~q.support).any(-1)
-    shared = rows(q_logits, p.support & q.support & ~forbidden[..., None])
-    outside = rows(q_logits, q.support & ~p.support)
-
-    value = _kl_on_support(p, shared)
-    gap = (outside.z_best - shared.z_best) + (torch.log1p(outside.rest) - torch.log1p(shared.rest))
-    lost = torch.logaddexp(torch.zeros_like(gap), torch.where(outside.empty, 0, gap))
-    value = (value + torch.where(outside.empty, 0, lost)).clamp(min=0)
-    value = torch.where(forbidden, torch.inf, value)
+    value = torch.where(forbidden(p, q), torch.inf, pair(p, q).kl.clamp(min=0))
     nan = (p.nan | q.nan) & ~p.empty
     pain = poison(nan, p_logits, p_legal) + poison(nan, q_logits, q_legal)
     return torch.where(p.empty, 0, torch.where(nan, pain, value))
@@ -142,37 +124,67 @@ def cross_entropy(p_logits: Tensor, q_logits: Tensor, p_legal: Tensor, q_legal: 
     """``-sum p log q``: terms >= 0."""
     p, q = rows(p_logits, p_legal), rows(q_logits, q_legal)
     log_q = torch.where(p.support & q.support, bounded(log_probabilities(q)), 0)
-    value = -(probabilities(p) * log_q).sum(-1)
-    forbidden = (p.support & ~q.support).any(-1)
-    value = torch.where(forbidden, torch.inf, value)
+    value = torch.where(forbidden(p, q), torch.inf, -(probabilities(p) * log_q).sum(-1))
     nan = (p.nan | q.nan) & ~p.empty
     pain = poison(nan, p_logits, p_legal) + poison(nan, q_logits, q_legal)
     return torch.where(p.empty, 0, torch.where(nan, pain, value))
 
 
-def _kl_on_support(p: Rows, q: Rows) -> Tensor:
-    both = q.support
+def forbidden(p: Rows, q: Rows) -> Tensor:
+    """``[...]`` whether p gives mass to an action that q forbids."""
+    return (p.support & ~q.support).any(-1)
+
+
+class Pair(NamedTuple):
+    """Two policies a row, of which q allows what p takes (elsewhere everything is 0)."""
+
+    shared: Tensor  # [..., A] the support of p
+    p: Tensor  # [..., A] probabilities on it
+    q: Tensor  # [..., A] probabilities on it, of which it may hold less than 1
+    t: Tensor  # [..., A] zq - zp - sum p (zq - zp)
+    kl: Tensor  # [...]
+    small: Tensor  # [...] bool: KL <= 0.5
+
+
+def pair(p: Rows, q: Rows) -> Pair:
+    """KL(p | q) and what its gradient needs.
+
+    On the support of p, with D = zq - zp and t = D - sum p D (mean 0 under p)::
+
+        exp(KL) - 1 = sum p (expm1(t) - t)        every term >= 0
+
+    Where t > 3 (p tiny, q not) ``p exp(t)`` is taken as ``q exp(KL)``, which neither overflows nor
+    multiplies an underflowed p, and the equation is solved for exp(KL). A large KL is the textbook
+    sum, which then does not cancel. Where q gives mass to actions outside the support of p, that
+    adds ``-log q(support of p)``.
+
+    D is taken relative to its entry at the largest p, with what rounding loses of it, so that
+    neither a common offset of the logits nor p near 1 costs digits.
+    """
+    both = p.support & ~forbidden(p, q)[..., None]
     prob_p = torch.where(both, probabilities(p), 0)
     prob_q = torch.where(both, probabilities(q), 0)
     log_p = torch.where(both, bounded(log_probabilities(p)), 0)
     log_q = torch.where(both, bounded(log_probabilities(q)), 0)
     textbook = (prob_p * bounded(log_p - log_q)).sum(-1)
+    is_small = (textbook <= 0.5) & both.any(-1)
 
     d, lost = exact_difference(torch.where(both, q.z, 0), torch.where(both, p.z, 0))
     at_best = (d * p.best).sum(-1, keepdim=True).detach()
-    lost_at_best = (lost * p.best).sum(-1, keepdim=True)
-    t = torch.where(both, bounded((d - at_best) + (lost - lost_at_best)), 0)
-    t = t.clamp(max=torch.finfo(t.dtype).max)
+    lost = lost - (lost * p.best).sum(-1, keepdim=True)
+    t = torch.where(both, bounded((d - at_best) + lost), 0).clamp(max=torch.finfo(d.dtype).max)
     t = torch.where(both, bounded(t - (prob_p * t).sum(-1, keepdim=True)), 0)
 
-    large = t > 3
+    outside = torch.where(q.support & ~p.support, probabilities(q), 0).sum(-1)
+    outside = torch.where(is_small, outside, 0)
+    large = both & (t > 3)
     t_large = torch.where(large, t, 0)
+    q_large = torch.where(large, prob_q / (1 - outside)[..., None], 0)
     near = prob_p * convexity(torch.where(large, 0, t))
-    far = torch.where(large, prob_q - prob_p * (1 + t_large), 0)
-    q_far = torch.where(large, prob_q, 0).sum(-1)
-    trust = textbook <= 0.5
-    excess = (near + far).sum(-1) / torch.where(trust, 1 - q_far, 1)
-    return torch.where(trust, torch.log1p(torch.where(trust, excess, 0)), textbook)
+    far = torch.where(large, q_large - prob_p * (1 + t_large), 0)
+    excess = (near + far).sum(-1) / torch.where(is_small, 1 - q_large.sum(-1), 1)
+    small = torch.log1p(torch.where(is_small, excess, 0)) - torch.log1p(-outside)
+    return Pair(both, prob_p, prob_q, t, torch.where(is_small, small, textbook), is_small)
 
 
 def exact_difference(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

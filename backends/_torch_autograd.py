@@ -1,0 +1,294 @@
+"""log_prob, entropy and KL as one autograd function with closed-form gradients, for eager code.
+
+Rows are evaluated in blocks that stay in cache (``_torch_fused``). Up to ``KEEP`` entries the
+arrays that the gradient needs are kept; above, they are computed again in the backward pass, block
+by block, so that the memory needed beside the returned gradient does not grow with the batch. Rows
+that the fused formulas do not cover, and second derivatives, take the plain formulas.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from backends import _torch_fused as fused
+from backends import _torch_gradients as gradients
+from backends import _torch_plain as plain
+from backends._torch_fused import Block, Policy, Space
+
+BLOCK = 2**17  # entries of a block: 5 MB of buffers in float32
+KEEP = 2**20  # entries up to which nothing is computed twice
+
+
+class Results(NamedTuple):
+    """What was asked for, ``[...]``; also the incoming gradients of it."""
+
+    log_prob: Tensor | None
+    entropy: Tensor | None
+    kl: Tensor | None
+
+
+def evaluate(policy: Policy) -> Results:
+    """The fused evaluation of ``[..., A]`` policies, with a graph where one is needed."""
+    old = policy.old_logits
+    if torch.is_grad_enabled() and (
+        policy.logits.requires_grad or (old is not None and old.requires_grad)
+    ):
+        return Results(*cast("tuple[Any, Any, Any]", Evaluate.apply(*policy)))
+    return Results(*Run(policy, keep=False).results)
+
+
+def evaluate_plain(policy: Policy) -> Results:
+    """The plain formulas, differentiable to any order."""
+    z, old, legal, old_legal, actions, with_entropy = policy
+    return Results(
+        None if actions is None else plain.log_prob(z, legal, actions),
+        plain.entropy(z, legal) if with_entropy else None,
+        None
+        if old is None
+        else plain.kl_divergence(old, z, legal if old_legal is None else old_legal, legal),
+    )
+
+
+def _closed_gradient(policy: Policy, incoming: Results) -> list[Tensor]:
+    """Gradients to the new and, where there are some, to the old logits, for every kind of row."""
+    z, old, legal, old_legal, actions, _ = policy
+    g_log_prob, g_entropy, g_kl = incoming
+    new = torch.zeros_like(z)
+    if g_log_prob is not None and actions is not None:
+        new += gradients.log_prob(z, legal, actions, g_log_prob)
+    if g_entropy is not None:
+        new += gradients.entropy(z, legal, g_entropy)
+    if old is None:
+        return [new]
+    if g_kl is None:
+        return [new, torch.zeros_like(old)]
+    before = legal if old_legal is None else old_legal
+    to_old, to_new = gradients.kl_divergence(old, z, before, legal, g_kl)
+    return [new + to_new, to_old]
+
+
+def _plain_gradient(policy: Policy, incoming: Results) -> list[Tensor | None]:
+    """The same, differentiable again: autograd's through the plain formulas."""
+    with torch.enable_grad():
+        results = evaluate_plain(policy)
+    pairs = [
+        (r, g) for r, g in zip(results, incoming, strict=True) if r is not None and g is not None
+    ]
+    return differentiable_gradient([r for r, _ in pairs], list(policy[:2]), [g for _, g in pairs])
+
+
+def differentiable_gradient(
+    results: list[Tensor], inputs: list[Tensor | None], incoming: list[Tensor]
+) -> list[Tensor | None]:
+    """``torch.autograd.grad`` with a graph, to those inputs that require one; None to others."""
+    wanted = [x for x in inputs if x is not None and x.requires_grad]
+    got = iter(
+        torch.autograd.grad(
+            results, wanted, incoming, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+    )
+    return [next(got) if x is not None and x.requires_grad else None for x in inputs]
+
+
+class Evaluate(torch.autograd.Function):
+    """``apply(*policy)`` of ``[..., A]`` arguments broadcast to one shape gives the results."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:  # pyright: ignore
+        policy = Policy(*arguments)
+        ctx.run = Run(policy, keep=True)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*arguments[:5])
+        return ctx.run.results
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor | None) -> Any:  # pyright: ignore
+        run: Run = ctx.run
+        need_old = ctx.needs_input_grad[1]
+        if torch.is_grad_enabled():
+            policy = Policy(*ctx.saved_tensors, run.with_entropy)
+            new, old = _plain_gradient(policy, Results(*incoming))
+            return new, old, None, None, None, None
+        new, *rest = run.gradient(ctx, Results(*incoming), need_old=need_old)
+        return new, (rest[0] if rest else None), None, None, None, None
+
+
+class CrossEntropy(torch.autograd.Function):
+    """``apply(p_logits, q_logits, p_legal, q_legal)``: the plain value, the closed gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:  # pyright: ignore
+        ctx.save_for_backward(*arguments)
+        return plain.cross_entropy(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> Any:  # pyright: ignore
+        arguments = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            with torch.enable_grad():
+                value = plain.cross_entropy(*arguments)
+            to_both = differentiable_gradient([value], list(arguments[:2]), [incoming])
+        else:
+            to_both = gradients.cross_entropy(*arguments, incoming)
+        return (*to_both, None, None)
+
+
+class Run:
+    """One evaluation: its results, and what the gradient needs."""
+
+    def __init__(self, policy: Policy, *, keep: bool) -> None:
+        z = policy.logits
+        self.with_entropy = policy.with_entropy
+        self.shape = z.shape
+        flat = _flat(policy)
+        self.index = flat.index
+        self.wrong: tuple[Tensor, Tensor] | None = None
+        self.kept = True
+        size = z.numel()
+        if size <= BLOCK:
+            block = fused.evaluate(flat, _own_space(flat))
+            self.blocks: list[tuple[slice | None, Block]] = [(None, block)]
+            results = (block.log_prob, block.entropy, block.kl)
+            bad = block.bad is not None
+        else:
+            self.kept = keep and size <= KEEP
+            self.blocks = [
+                (rows, fused.evaluate(arguments, space))
+                for rows, arguments, space in _spaces(flat, keep=self.kept)
+            ]
+            blocks = [block for _, block in self.blocks]
+            columns = zip(*((b.log_prob, b.entropy, b.kl) for b in blocks), strict=True)
+            results = tuple(
+                None if column[0] is None else torch.cat(cast("list[Tensor]", column))
+                for column in columns
+            )
+            bad = any(block.bad is not None for block in blocks)
+        if bad or policy.old_legal is not None:
+            self.wrong = self._mend(flat, results)
+        shape = self.shape[:-1]
+        self.results = tuple(None if x is None else x.view(shape) for x in results)
+
+    def _mend(
+        self, policy: Policy, results: tuple[Tensor | None, ...]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Put the right results into the rows that the fused formulas got wrong."""
+        wrong = torch.zeros(len(policy.logits), dtype=torch.bool, device=policy.logits.device)
+        for rows, block in self.blocks:
+            if block.bad is not None:
+                wrong[slice(None) if rows is None else rows] = block.bad.squeeze(-1)
+        any_legal = policy.legal
+        if policy.old_legal is not None:
+            wrong |= (policy.legal != policy.old_legal).any(-1)
+            any_legal = policy.legal | policy.old_legal
+        which = wrong.nonzero().squeeze(-1)
+        some = any_legal[which].any(-1)
+        empty, other = which[~some], which[some]
+        right = evaluate_plain(_unflat(policy.rows(other))) if len(other) else None
+        for k, result in enumerate(results):
+            if result is not None:
+                result[empty] = 0
+                if right is not None:
+                    result[other] = cast("Tensor", right[k]).unsqueeze(-1)
+        return (empty, other) if len(which) else None
+
+    def gradient(self, ctx: Any, incoming: Results, *, need_old: bool) -> list[Tensor]:
+        """Gradients to the new and the old logits."""
+        if len(self.shape) == 2:
+            grads = Results(*(None if g is None else g.unsqueeze(-1) for g in incoming))
+        else:
+            grads = Results(*(None if g is None else g.reshape(-1, 1) for g in incoming))
+        block = self.blocks[0][1]
+        width = self.shape[-1]
+        count = self.shape.numel() // max(1, width)
+        out = [block.p.new_empty((count, width)) for _ in range(2 if need_old else 1)]
+        policy = None
+        if not self.kept or self.wrong is not None:
+            policy = _flat(Policy(*ctx.saved_tensors, self.with_entropy))
+        spaces = None if self.kept or policy is None else _spaces(policy, keep=False)
+        for rows, block in self.blocks:
+            if spaces is not None:
+                _, arguments, space = next(spaces)
+                fused.refill(arguments, block, space)
+            here = (self.index, *grads, *out)
+            if rows is not None:
+                here = tuple(None if x is None else x[rows] for x in here)
+            index, g_log_prob, g_entropy, g_kl, new, *old = here
+            fused.gradient(block, index, g_log_prob, g_entropy, g_kl, cast("Tensor", new))
+            if old:
+                fused.old_gradient(block, g_kl, cast("Tensor", old[0]))
+        if self.wrong is not None and policy is not None:
+            empty, other = self.wrong
+            for array in out:
+                array[empty] = 0
+            if len(other):
+                here = Results(*(None if g is None else g[other].squeeze(-1) for g in grads))
+                right = _closed_gradient(_unflat(policy.rows(other)), here)
+                for array, rows in zip(out, right, strict=False):
+                    array[other] = rows
+        return out if len(self.shape) == 2 else [x.view(self.shape) for x in out]
+
+
+def _flat(policy: Policy) -> Policy:
+    z, old, legal, old_legal, actions, with_entropy = policy
+    if z.dim() == 2:
+        if actions is None:
+            return policy
+        return Policy(z, old, legal, old_legal, actions.unsqueeze(-1), with_entropy)
+    shape = (-1, z.shape[-1])
+    arrays = (None if x is None else x.reshape(shape) for x in (z, old, legal, old_legal))
+    index = None if actions is None else actions.reshape(-1, 1)
+    return Policy(*arrays, index, with_entropy)  # pyright: ignore
+
+
+def _unflat(policy: Policy) -> Policy:
+    index = policy.index
+    return policy if index is None else policy._replace(index=index.squeeze(-1))
+
+
+def _own_space(policy: Policy) -> Space:
+    """Buffers for a batch that is one block, which keeps them."""
+    z = policy.logits
+    if z.numel() <= fused.SMALL:
+        return Space()
+    kept = fused.KEPT[1 if policy.old_logits is None else 2]
+    return Space.of(z.new_empty((kept + fused.SCRATCH, *z.shape)))
+
+
+def _spaces(policy: Policy, *, keep: bool) -> Iterator[tuple[slice, Policy, Space]]:
+    """The blocks, each with its buffers. Without ``keep`` they are the same for all."""
+    z = policy.logits
+    count, width = z.shape
+    kept = fused.KEPT[1 if policy.old_logits is None else 2]
+    step = min(count, max(1, BLOCK // width))
+    every = z.new_empty((kept * count, width)) if keep else None
+    buffers = _workspace(z, (fused.SCRATCH + (0 if keep else kept)) * step * width)
+    buffers = buffers.view(-1, step, width)
+    for start in range(0, count, step):
+        rows = slice(start, min(start + step, count))
+        size = rows.stop - start
+        space = buffers if size == step else buffers[:, :size]
+        own = None
+        if every is not None:
+            own = every[start * kept : rows.stop * kept].view(kept, size, width)
+        yield rows, policy.rows(rows), Space.of(space, own)
+
+
+_local = threading.local()
+
+
+def _workspace(like: Tensor, size: int) -> Tensor:
+    """A flat buffer, kept for the thread on the CPU: fresh pages cost as much as the work."""
+    if like.device.type != "cpu" or size > 10 * BLOCK:
+        return like.new_empty(size)
+    name = str(like.dtype)
+    space: Tensor | None = getattr(_local, name, None)
+    if space is None or len(space) < size:
+        with torch.inference_mode(False):
+            space = torch.empty(size, dtype=like.dtype)
+        setattr(_local, name, space)
+    return space[:size]
