@@ -21,7 +21,7 @@ from ray.rllib.utils.tf_utils import explained_variance  # noqa: E402
 from backends import tf_backend  # noqa: E402
 from rllib_integration.tf_distribution import split_inputs  # noqa: E402
 
-__all__ = ["Parts", "missing_stats", "ppo_parts", "sum_of_parts"]
+__all__ = ["Parts", "missing_stats", "ppo_parts", "present_rows", "sum_of_parts"]
 
 # name -> (coefficient, scalar); the coefficient is a number or a variable.
 Parts = dict[str, tuple[Any, Any]]
@@ -51,7 +51,7 @@ def ppo_parts(policy: Any, model: Any, batch: Any) -> tuple[Parts, dict[str, Any
         old_logits=old_logits if use_kl else None,
         old_mask=old_mask if use_kl else None,
     )
-    present = _present_rows(batch, state, logits)
+    present = present_rows(batch, state, logits)
     valid, stats = _valid_rows(logits, mask, old_mask, actions, present)
     count = tf.reduce_sum(tf.cast(valid, logits.dtype))
 
@@ -111,7 +111,7 @@ def _keep(rows: Any, values: Any) -> Any:
     return tf.where(rows, values, tf.zeros_like(values))
 
 
-def _present_rows(batch: Any, state: Any, logits: Any) -> Any:
+def present_rows(batch: Any, state: Any, logits: Any) -> Any:
     """Which rows are no padding ``[B]``.
 
     The length is read off the data, not off the lengths: sequences of 2 and 3 steps are padded to

@@ -7,6 +7,7 @@ attention layers are inside, so what they are padded with never meets the mask.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ from ray.tune.registry import RLLIB_MODEL, _global_registry  # noqa: E402
 from rllib_integration.observations import find_masked_observation  # noqa: E402
 from rllib_integration.tf_attention import attend_within_window  # noqa: E402
 from rllib_integration.tf_features import Features  # noqa: E402
+from rllib_integration.tf_recurrent import mask_all_padding  # noqa: E402
 from rllib_integration.tf_variables import AllVariables, check_layers_are_built  # noqa: E402
 
 __all__ = ["MaskedTFModel"]
@@ -99,6 +101,7 @@ class MaskedTFModel(AllVariables, TFModelV2):
             f"{name}_network",
         )
         attend_within_window(self.network)
+        mask_all_padding(self.network)
         self._features = Features(self.network)
         self.view_requirements = {
             **self.network.view_requirements,
@@ -206,4 +209,4 @@ def _with_all_variables(network: type[TFModelV2] | str | None) -> Any:
 
 
 def _flatten(part: Any) -> Any:
-    return tf.cast(tf.reshape(part, [tf.shape(part)[0], -1]), tf.float32)
+    return tf.cast(tf.reshape(part, [-1, math.prod(part.shape[1:])]), tf.float32)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rllib_integration.keras_setup import setup_keras
 
@@ -20,6 +21,7 @@ setup_keras()
 
 import tensorflow as tf  # noqa: E402
 from ray.rllib.algorithms.ppo.ppo_tf_policy import PPOTF1Policy, PPOTF2Policy  # noqa: E402
+from ray.rllib.policy.rnn_sequencing import pad_batch_to_sequences_of_same_size  # noqa: E402
 from ray.rllib.policy.sample_batch import SampleBatch  # noqa: E402
 from ray.rllib.utils import force_list  # noqa: E402
 from ray.rllib.utils.metrics.learner_info import LEARNER_STATS_KEY  # noqa: E402
@@ -34,7 +36,13 @@ from rllib_integration.policy_parts import (  # noqa: E402
     prepare_policy_config,
 )
 from rllib_integration.tf_distribution import TFMaskedCategorical  # noqa: E402
-from rllib_integration.tf_loss import Parts, missing_stats, ppo_parts, sum_of_parts  # noqa: E402
+from rllib_integration.tf_loss import (  # noqa: E402
+    Parts,
+    missing_stats,
+    ppo_parts,
+    present_rows,
+    sum_of_parts,
+)
 from rllib_integration.tf_model import MaskedTFModel  # noqa: E402
 
 __all__ = ["MaskedPPOTF1Policy", "MaskedPPOTF2Policy"]
@@ -48,6 +56,8 @@ class _MaskedPPO:
     Attributes:
         loss_terms: The further terms of the loss with their current coefficients.
         row_report: Totals of the rows left out of the loss, by reason.
+        created_variables: What was created while the model was built, known to it or not.
+        optimized: References of the variables that the optimizer was built for.
     """
 
     def __init__(
@@ -61,7 +71,8 @@ class _MaskedPPO:
         config = prepare_policy_config(config)
         self.loss_terms = LossTerms(config["loss_terms"], config["loss_coeffs"])
         self.row_report = RowReport(type(self).__name__)
-        self._created: list[Any] = []
+        self.created_variables: list[Any] = []
+        self.optimized: frozenset[Any] = frozenset()
         self._parts: Parts = {}
         self._kept_stats: dict[str, Any] = {}
         super().__init__(
@@ -84,7 +95,7 @@ class _MaskedPPO:
 
         def track(next_creator: Any, **kwargs: Any) -> Any:
             variable = next_creator(**kwargs)
-            self._created.append(variable)
+            self.created_variables.append(variable)
             return variable
 
         with tf.variable_creator_scope(track):
@@ -104,6 +115,7 @@ class _MaskedPPO:
             )
             for i, (name, value) in enumerate(self.loss_terms.coeffs.items())
         }
+        self.optimized = frozenset(v.ref() for v in self.model.trainable_variables())
         super().maybe_initialize_optimizer_and_loss()
 
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> Any:
@@ -198,12 +210,43 @@ class _MaskedPPO:
         counts = {fault: float(stats.get(f"rows_{fault}", 0.0)) for fault in ROW_FAULTS}
         if any(counts.values()):
             self.row_report.add(counts, len(samples[SampleBatch.ACTIONS]))
+        # Where RLlib puts it on Torch: info.learner.<policy>.model.
+        results["model"] = stats.pop("model", {})
         return results
 
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
         super().on_global_var_update(global_vars)
         for name, value in self.loss_terms.update(global_vars["timestep"]).items():
             self._set_coeff(name, value)
+
+    def prepared(self, batch: SampleBatch) -> SampleBatch:
+        """A copy of a NumPy batch, padded as RLlib does before it learns."""
+        batch = batch.copy(shallow=True)
+        if not batch.zero_padded:
+            pad_batch_to_sequences_of_same_size(
+                batch,
+                max_seq_len=self.config["model"]["max_seq_len"],
+                shuffle=False,
+                batch_divisibility_req=1,
+                view_requirements=self.view_requirements,
+            )
+        return batch
+
+    def log_ratios(self, batch: SampleBatch) -> NDArray[np.float64]:
+        """New minus stored log-probability of the actions taken, a row that is no padding.
+
+        Before any update every entry is 0, up to the rounding of a network evaluated at another
+        batch size: the policy that samples and the one that learns are one function.
+        """
+        batch = self.prepared(batch)
+        stored = np.asarray(dict.__getitem__(batch, SampleBatch.ACTION_LOGP), np.float64)
+        log_prob, present = self._log_prob_and_present(batch)
+        return (np.asarray(log_prob, np.float64) - stored)[np.asarray(present)]
+
+    def _log_prob_tensors(self, batch: Any) -> tuple[Any, Any]:
+        inputs, state = self.model(batch)
+        log_prob = TFMaskedCategorical(inputs).logp(batch[SampleBatch.ACTIONS])
+        return log_prob, present_rows(batch, state, inputs)
 
     def _check_masks(self, observations: Any) -> None:
         model = self.model
@@ -230,6 +273,7 @@ class MaskedPPOTF1Policy(_MaskedPPO, PPOTF1Policy):
 
     def maybe_initialize_optimizer_and_loss(self) -> None:
         super().maybe_initialize_optimizer_and_loss()
+        self.gradient_ops: Any = None
         self._coeff_updates = {}
         for name, variable in self._coeffs.items():
             placeholder = tf1.placeholder(tf.float32, ())
@@ -254,6 +298,22 @@ class MaskedPPOTF1Policy(_MaskedPPO, PPOTF1Policy):
             "custom_loss": self._losses[0] - self._total,
             "total_loss": self._losses[0],
         }
+
+    def _log_prob_and_present(self, batch: Any) -> Any:
+        session = self.get_session()
+        with session.graph.as_default():
+            if not hasattr(self, "_log_prob_ops"):
+                self._log_prob_ops = self._log_prob_tensors(SampleBatch(self._loss_input_dict))
+            return session.run(self._log_prob_ops, self.feed_of(batch))
+
+    def feed_of(self, batch: SampleBatch) -> dict[Any, Any]:
+        """What a session is fed for the tensors of the loss."""
+        return self._get_loss_inputs_dict(self.prepared(batch), shuffle=False)
+
+    @property
+    def built_loss(self) -> tuple[Parts, Any, Any]:
+        """The parts of the loss in the graph, their sum, and it with ``custom_loss``."""
+        return self._parts, self._total, self._losses[0]
 
     def _building(self) -> bool:
         return not self.loss_initialized()
@@ -323,6 +383,23 @@ class MaskedPPOTF2Policy(_MaskedPPO, PPOTF2Policy):
         fetches = {LEARNER_STATS_KEY: self.stats_fn(samples), **self.extra_learn_fetches_fn()}
         fetches[LEARNER_STATS_KEY].update(self.grad_stats_fn(samples, grads))
         return fetches
+
+    def prepared(self, batch: SampleBatch) -> SampleBatch:
+        """A copy of a NumPy batch, padded and lazily converted as RLlib does before it learns."""
+        return self._lazy_tensor_dict(super().prepared(batch))
+
+    def _log_prob_and_present(self, batch: Any) -> Any:
+        return self._log_prob_tensors(batch)
+
+    def _apply_gradients_helper(self, grads_and_vars: Any) -> None:
+        """RLlib's, given the variables themselves.
+
+        Once ``compute_gradients`` was called on a traced policy of Ray 2.60, ``learn_on_batch``
+        gets copies of them out of the traced function, which cannot be assigned to.
+        """
+        gradients = [gradient for gradient, _ in grads_and_vars]
+        pairs = zip(gradients, self.model.trainable_variables(), strict=True)
+        super()._apply_gradients_helper(list(pairs))
 
     def _building(self) -> bool:
         return bool(getattr(self, "_no_tracing", False))
