@@ -10,6 +10,8 @@ reported as not claimed) and, unless it works on NumPy arrays, these hooks:
 ``vjp(fn, *arrays, cotangent)``         gradients of ``sum(fn(*arrays) * cotangent)``
 ``NOT_CLAIMED``                         mapping of row names (``fnmatch`` patterns) to reasons
 ``REFUSES_WITH``                        tuple of exceptions it refuses bad input with
+``LEAVES_OUT``                          kinds of input it is not for (names of ``claims``)
+``SLACK``                               relative error it may have beyond the contract's bounds
 ======================================= =======================================================
 
 Without ``vjp`` the closed forms ``log_prob_grad(logits, mask, actions)``, ``entropy_grad``,
@@ -31,6 +33,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from maskcore.conformance.claims import LEAVABLE
 from maskcore.conformance.registry import NotClaimed
 
 __all__ = ["Adapter", "Call", "load"]
@@ -87,6 +90,11 @@ class Adapter:
         self.refuses_with: tuple[type[Exception], ...] = tuple(
             getattr(module, "REFUSES_WITH", (ValueError,))
         )
+        self.leaves_out: frozenset[str] = frozenset(getattr(module, "LEAVES_OUT", ()))
+        self.slack = float(getattr(module, "SLACK", 0.0))
+        unknown = self.leaves_out - set(LEAVABLE)
+        if unknown:
+            raise KeyError(f"LEAVES_OUT holds {sorted(unknown)}; known are {sorted(LEAVABLE)}")
         self.last: Call | None = None
 
     # --- what the module has ----------------------------------------------------------------

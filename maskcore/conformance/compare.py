@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from maskcore.conformance.registry import Broken
 
-__all__ = ["close", "holds", "refuses", "same"]
+__all__ = ["close", "holds", "refuses", "same", "slack"]
+
+_slack: ContextVar[float] = ContextVar("slack", default=0.0)
+
+
+@contextmanager
+def slack(relative: float) -> Generator[None, None, None]:
+    """Widen the bounds of ``close`` by ``relative * max(1, abs(expected))``."""
+    token = _slack.set(relative)
+    try:
+        yield
+    finally:
+        _slack.reset(token)
 
 
 def holds(condition: ArrayLike, what: str, found: ArrayLike) -> None:
@@ -28,6 +42,10 @@ def close(found: ArrayLike, expected: ArrayLike, bound: ArrayLike, what: str) ->
     e = np.asarray(expected, np.float64)
     _same_shape(f, e, what)
     with np.errstate(invalid="ignore", over="ignore"):
+        if wider := _slack.get():
+            bound = np.asarray(bound) + wider * np.maximum(
+                1, np.abs(np.where(np.isfinite(e), e, 0))
+            )
         ok = (f == e) | (np.isnan(f) & np.isnan(e)) | (np.abs(f - e) <= bound)
     if not ok.all():
         index = tuple(int(i) for i in np.argwhere(~ok)[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ Array = NDArray[Any]
 LOUD = cases(loud=True)
 
 
-def values(m: Adapter, c: Case) -> dict[str, Array]:
-    """Every value that the module has: what it is -> array."""
+def values(m: Adapter, c: Case) -> Iterator[tuple[str, Array]]:
+    """Every value that the module has, one after the other: what it is, and the array."""
     one, pair = (c.logits, c.mask), (c.logits, c.q_logits)
     calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         "masked_softmax": (one, {}),
@@ -32,11 +33,9 @@ def values(m: Adapter, c: Case) -> dict[str, Array]:
         "cross_entropy": (pair, c.masks),
         "mode": (one, {}),
     }
-    return {
-        name: m.call(name, *args, **kwargs)
-        for name, (args, kwargs) in calls.items()
-        if m.lacks(name) is None
-    }
+    for name, (args, kwargs) in calls.items():
+        if m.lacks(name) is None:
+            yield name, m.call(name, *args, **kwargs)
 
 
 def _clean(c: Case) -> Case:
@@ -50,16 +49,16 @@ def _clean(c: Case) -> Case:
 @row(group="value", needs=("log_prob", "entropy"), cases=cases())
 def under_the_mask_values(m: Adapter, c: Case) -> None:
     """What is under the mask (NaN, infinities, 3e38) changes no value, not in the last bit."""
-    clean = values(m, _clean(c))
-    for what, found in values(m, c).items():
+    clean = dict(values(m, _clean(c)))
+    for what, found in values(m, c):
         same(found, clean[what], f"{what} with junk under the mask")
 
 
 @row(group="gradient", needs=CORE, cases=cases())
 def under_the_mask_gradients(m: Adapter, c: Case) -> None:
     """What is under the mask changes no gradient, not in the last bit."""
-    clean = gradients(m, _clean(c))
-    for what, found in gradients(m, c).items():
+    clean = dict(gradients(m, _clean(c)))
+    for what, found in gradients(m, c):
         same(found, clean[what], f"{what} with junk under the mask")
 
 
@@ -68,7 +67,7 @@ def legal_nan_values(m: Adapter, c: Case) -> None:
     """A legal NaN or +inf, or nothing but -inf, makes its own row NaN and no other."""
     bad, q_bad = loud_rows(c.logits, c.mask), loud_rows(c.q_logits, c.q_mask)
     pair_bad = (bad | q_bad) & c.mask.any(-1)
-    for what, found in values(m, c).items():
+    for what, found in values(m, c):
         if what == "mode":
             continue
         is_nan = np.isnan(found)
@@ -89,7 +88,7 @@ def legal_nan_gradients(m: Adapter, c: Case) -> None:
     )
     bad, q_bad = loud_rows(c.logits, c.mask), loud_rows(c.q_logits, c.q_mask)
     pair_bad = (bad | q_bad) & c.mask.any(-1)
-    for what, g in gradients(m, c).items():
+    for what, g in gradients(m, c):
         mask = c.q_mask if what.endswith("d q") else c.mask
         rows = pair_bad if "/" in what else bad
         same(np.isnan(g), rows[:, None] & mask, f"{what} is NaN at legal entries of loud rows")
@@ -123,13 +122,13 @@ def legal_minus_infinity(m: Adapter, c: Case) -> None:
     masked = dataclasses.replace(
         c, mask=support(c.logits, c.mask), q_mask=support(c.q_logits, c.q_mask)
     )
-    expected = values(m, masked)
-    for what, found in values(m, c).items():
+    expected = dict(values(m, masked))
+    for what, found in values(m, c):
         same(np.isnan(found), np.isnan(expected[what]), f"{what} has no NaN")
         if what in ("entropy", "kl_divergence", "cross_entropy", "masked_softmax"):
             ok = np.isclose(found, expected[what], rtol=1e-5, atol=1e-6)
             holds(ok, f"{what} as if the -inf entries were masked", found)
-    for what, g in gradients(m, c).items():
+    for what, g in gradients(m, c):
         holds(np.isfinite(g), f"{what} is finite", g)
         if what != "d log_prob" and what != "d masked_log_softmax":
             gone = ~(masked.q_mask if what.endswith("d q") else masked.mask)
@@ -205,7 +204,7 @@ def no_rows(m: Adapter) -> None:
         np.zeros(0),
         np.zeros((0, 3)),
     )
-    for what, found in values(m, c).items():
+    for what, found in values(m, c):
         shape = (0, 3) if "softmax" in what else (0,)
         if found.shape != shape:
             raise Broken(f"{what} of no rows: found shape {found.shape}, expected {shape}")
@@ -225,7 +224,7 @@ def single_row_without_batch_axes(m: Adapter) -> None:
         np.array(1.0),
         np.ones(3),
     )
-    for what, found in values(m, c).items():
+    for what, found in values(m, c):
         shape = (3,) if "softmax" in what else ()
         if np.shape(found) != shape:
             raise Broken(f"{what}: found shape {np.shape(found)}, expected {shape}")

@@ -46,7 +46,8 @@ def fault_a1_kl_of_underflowed_probability(m: Adapter) -> None:
 @row(group="fault", needs=("grad kl_divergence",))
 def fault_a2_kl_with_coefficient_0(m: Adapter) -> None:
     """A2: a KL loss with coefficient 0 is 0, in value and gradient, not 0 * inf."""
-    same(0 * m.call("kl_divergence", A1_P, A1_Q, **A1_ALL), [0.0], "0 * KL")
+    found = m.call("kl_divergence", A1_P, A1_Q, **A1_ALL)
+    holds(np.isfinite(found), "a KL that 0 times is 0", found)
     pair = m.gradient("kl_divergence", A1_P, A1_Q, wrt=(0, 1), cotangent=0 * ONE, **A1_ALL)
     for g in pair:
         same(g, np.zeros((1, 5)), "gradient of 0 * KL")
