@@ -16,6 +16,7 @@ ACCURACY = {
 HALF = {
     "float16_accumulates_*": "no claim about half precision",
     "bfloat16_accumulates_*": "no claim about half precision",
+    "float16_gradients": "no claim about half precision",
     "fault_a11_*": "no claim about half precision",
 }
 VALIDATION = {
@@ -31,6 +32,7 @@ VALIDATION = {
     "fault_b2_*": "masks are not validated",
     "fault_b3_*": "masks are not validated",
 }
+NO_MINUS_INF = {"legal_minus_infinity": "no claim about legal logits of -inf"}
 LOUD = {
     "legal_nan_*": "NaN logits raise for the whole batch, by validation",
     "fault_a12_*": "NaN logits raise for the whole batch, by validation",

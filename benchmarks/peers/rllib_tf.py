@@ -9,7 +9,7 @@ from benchmarks.peers.tf_base import TFPeer, tf  # before Ray: it switches eager
 # isort: split
 from ray.rllib.models.tf.tf_action_dist import Categorical
 
-from benchmarks.peers.claims import ACCURACY, EMPTY, HALF, LOUD, SENTINEL, VALIDATION
+from benchmarks.peers.claims import ACCURACY, EMPTY, HALF, LOUD, NO_MINUS_INF, SENTINEL, VALIDATION
 
 
 def make(logits: Any, mask: Any) -> Categorical:
@@ -45,6 +45,7 @@ PEER = _RLlib(
         **EMPTY,
         **ACCURACY,
         **HALF,
+        **NO_MINUS_INF,
         **VALIDATION,
         **LOUD,
         **SENTINEL,
@@ -52,5 +53,7 @@ PEER = _RLlib(
         "fault_a17_*": "logits and masks are [B, A]",
         "single_row_*": "logits and masks are [B, A]",
     },
-    leaves_out=frozenset({"empty rows", "junk", "legal -inf", "extremes", "illegal actions"}),
+    leaves_out=frozenset(
+        {"empty rows", "junk", "legal -inf", "extremes", "illegal actions", "different masks"}
+    ),
 )

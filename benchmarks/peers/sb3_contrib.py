@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from sb3_contrib.common.maskable.distributions import MaskableCategorical
 
-from benchmarks.peers.claims import ACCURACY, EMPTY, HALF, LOUD, SENTINEL, VALIDATION
+from benchmarks.peers.claims import ACCURACY, EMPTY, HALF, LOUD, NO_MINUS_INF, SENTINEL, VALIDATION
 from benchmarks.peers.torch_base import TorchPeer
 
 
@@ -25,6 +25,7 @@ PEER = _Sentinel(
         **EMPTY,
         **ACCURACY,
         **HALF,
+        **NO_MINUS_INF,
         **VALIDATION,
         **LOUD,
         **SENTINEL,

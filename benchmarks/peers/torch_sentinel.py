@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.distributions import Categorical
 
-from benchmarks.peers.claims import ACCURACY, EMPTY, HALF, LOUD, SENTINEL, VALIDATION
+from benchmarks.peers.claims import ACCURACY, EMPTY, HALF, LOUD, NO_MINUS_INF, SENTINEL, VALIDATION
 from benchmarks.peers.torch_base import TorchPeer
 
 
@@ -21,6 +21,8 @@ PEER = _Sentinel(
     "torch.distributions with a sentinel",
     make,
     package="torch",
-    not_claimed={**EMPTY, **ACCURACY, **HALF, **VALIDATION, **LOUD, **SENTINEL},
-    leaves_out=frozenset({"empty rows", "junk", "legal -inf", "extremes", "illegal actions"}),
+    not_claimed={**EMPTY, **ACCURACY, **HALF, **NO_MINUS_INF, **VALIDATION, **LOUD, **SENTINEL},
+    leaves_out=frozenset(
+        {"empty rows", "junk", "legal -inf", "extremes", "illegal actions", "different masks"}
+    ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torchrl.modules import MaskedCategorical
 
-from benchmarks.peers.claims import ACCURACY, EMPTY, HALF, VALIDATION
+from benchmarks.peers.claims import ACCURACY, EMPTY, HALF, NO_MINUS_INF, VALIDATION
 from benchmarks.peers.torch_base import TorchPeer
 
 
@@ -21,6 +21,7 @@ PEER = TorchPeer(
         **EMPTY,
         **ACCURACY,
         **HALF,
+        **NO_MINUS_INF,
         **VALIDATION,
         "broadcasting_*": "masks of the logits' shape",
         "fault_a17_*": "masks of the logits' shape",

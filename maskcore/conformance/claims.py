@@ -21,7 +21,7 @@ LEAVABLE = {
     "empty rows": "rows without a legal action",
     "legal -inf": "legal logits of -inf",
     "junk": "NaN, infinities and huge numbers under the mask",
-    "extremes": "legal logits beyond 1e6",
+    "extremes": "legal logits beyond 30, where float32 probabilities underflow",
     "different masks": "divergences between policies with different masks",
     "illegal actions": "the log_prob of an illegal action",
 }
@@ -30,8 +30,8 @@ LEAVABLE = {
 _ABOUT = {
     "empty rows": ("empty_row",),
     "legal -inf": ("legal_minus_infinity", "legal_nan"),
-    "junk": ("under_the_mask", "arguments_unchanged"),
-    "extremes": (),
+    "junk": ("under_the_mask",),
+    "extremes": ("kl_infinite",),
     "different masks": ("kl_infinite",),
     "illegal actions": ("illegal_action",),
 }
@@ -75,9 +75,8 @@ def _clean(case: Case) -> Case:
 
 
 def _clip(case: Case) -> Case:
-    most = min(1e6, float(np.finfo(case.logits.dtype).max))
     p, q = (
-        np.where(np.isfinite(x), np.clip(x, -most, most), x).astype(x.dtype)
+        np.where(np.isfinite(x), np.clip(x, -30, 30), x).astype(x.dtype)
         for x in (case.logits, case.q_logits)
     )
     return dataclasses.replace(case, logits=p, q_logits=q)
