@@ -89,7 +89,7 @@ class GradientReport:
 
     def __str__(self) -> str:
         rows = [["variable", "shape", *self.terms, "verdict"]]
-        rows.append(["coefficient", "", *(f"{c:g}" for c in self.terms.values()), ""])
+        rows.append(["coefficient", "", *(f"{c + 0.0:g}" for c in self.terms.values()), ""])
         rows += [
             [v.name, "x".join(map(str, v.shape)) or "-"]
             + [_short(v.norms.get(term, 0.0)) for term in self.terms]
