@@ -1,7 +1,7 @@
 """The whole policy loss replaced by one's own, on Torch or TensorFlow.
 
-    python examples/custom_loss.py               # torch
-    python examples/custom_loss.py tf2
+    python examples/custom_loss.py
+    python examples/custom_loss.py --framework tf2
 
 ``policy_loss`` is called in place of PPO's loss: here a clipped surrogate with a regulariser that
 keeps the logits small, and no KL term. ``loss_stats`` and ``grad_stats`` report what one wants to
@@ -81,7 +81,10 @@ def train(framework: str = "torch", iterations: int = 10) -> dict[str, float]:
 
     from rllib_integration.envs import MaskedChainEnv
 
-    eager = framework == "torch"
+    if framework == "torch":
+        loss, mean_reward, largest_gradient = torch_loss, torch_mean_reward, torch_largest_gradient
+    else:
+        loss, mean_reward, largest_gradient = tf_loss, tf_mean_reward, tf_largest_gradient
     config = with_action_masking(
         PPOConfig()
         .api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
@@ -98,9 +101,9 @@ def train(framework: str = "torch", iterations: int = 10) -> dict[str, float]:
         .debugging(seed=0)
     )
     config.training(
-        policy_loss=torch_loss if eager else tf_loss,
-        loss_stats={"mean_reward": torch_mean_reward if eager else tf_mean_reward},
-        grad_stats={"largest_gradient": torch_largest_gradient if eager else tf_largest_gradient},
+        policy_loss=loss,
+        loss_stats={"mean_reward": mean_reward},
+        grad_stats={"largest_gradient": largest_gradient},
     )
     algorithm = config.build_algo()
     found: dict[str, float] = {}
@@ -120,13 +123,14 @@ def train(framework: str = "torch", iterations: int = 10) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("framework", nargs="?", default="torch", choices=("torch", "tf", "tf2"))
+    parser.add_argument("--framework", default="torch", choices=("torch", "tf", "tf2"))
+    parser.add_argument("--iterations", type=int, default=10)
     arguments = parser.parse_args()
     import ray
 
     ray.init(num_cpus=1, include_dashboard=False)
     try:
-        found = train(arguments.framework)
+        found = train(arguments.framework, arguments.iterations)
     finally:
         ray.shutdown()
     if found["return"] < 0.9:

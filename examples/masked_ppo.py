@@ -1,7 +1,7 @@
 """Masked PPO in RLlib, start to end, on Torch or TensorFlow.
 
-    python examples/masked_ppo.py                # torch
-    python examples/masked_ppo.py tf2
+    python examples/masked_ppo.py
+    python examples/masked_ppo.py --framework tf2
 
 The environment is a row of doors: in each room a few of many doors can be opened, and one of those
 leads on. The environment says which can be opened, under the key "action_mask"; that is all that
@@ -97,7 +97,7 @@ def train(framework: str = "torch", iterations: int = 12) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("framework", nargs="?", default="torch", choices=("torch", "tf", "tf2"))
+    parser.add_argument("--framework", default="torch", choices=("torch", "tf", "tf2"))
     parser.add_argument("--iterations", type=int, default=12)
     arguments = parser.parse_args()
     import ray

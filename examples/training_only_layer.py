@@ -1,7 +1,7 @@
 """A layer that exists only for training, on Torch or TensorFlow.
 
-    python examples/training_only_layer.py       # torch
-    python examples/training_only_layer.py tf2
+    python examples/training_only_layer.py
+    python examples/training_only_layer.py --framework tf2
 
 The layer guesses the position from the policy's features, so that the features have to hold it.
 Nothing but a loss term uses it: it is not evaluated when the policy acts. It is built in
@@ -110,13 +110,14 @@ def run(framework: str = "torch", iterations: int = 6) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("framework", nargs="?", default="torch", choices=("torch", "tf", "tf2"))
+    parser.add_argument("--framework", default="torch", choices=("torch", "tf", "tf2"))
+    parser.add_argument("--iterations", type=int, default=6)
     arguments = parser.parse_args()
     import ray
 
     ray.init(num_cpus=1, include_dashboard=False)
     try:
-        found = run(arguments.framework)
+        found = run(arguments.framework, arguments.iterations)
     finally:
         ray.shutdown()
     if found["losses"][-1] > found["losses"][0] / 2:
