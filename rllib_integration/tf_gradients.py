@@ -26,9 +26,11 @@ def collect(policy: Any, batch: Any) -> GradientReport:
     known = {entry.variable.ref() for entry in found}
     entries = [(entry.name, entry.variable, entry.trainable, True) for entry in found]
     for variable in policy.created_variables:
-        if variable.ref() not in known:
+        # Keras counts its steps in integer variables.
+        if variable.ref() not in known and variable.dtype.is_floating:
+            name = f"{variable.name} ({len(known)})" if _taken(entries, variable) else variable.name
             known.add(variable.ref())
-            entries.append((variable.name, variable, bool(variable.trainable), False))
+            entries.append((name, variable, bool(variable.trainable), False))
     wanted = [variable for _, variable, trainable, _ in entries if trainable]
     in_graph = policy.get_session() is not None
     coeffs, norms = (_from_graph if in_graph else _from_tape)(policy, batch, wanted)
@@ -88,6 +90,10 @@ def _from_graph(
         {name: float(coeff) for name, coeff in coeffs.items()},
         {name: [float(np.asarray(n)) for n in values] for name, values in norms.items()},
     )
+
+
+def _taken(entries: list[Any], variable: Any) -> bool:
+    return any(name == variable.name for name, *_ in entries)
 
 
 def _with_custom_loss(parts: Parts, before: Any, after: Any) -> Parts:

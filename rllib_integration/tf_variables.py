@@ -114,12 +114,13 @@ def check_layers_are_built(model: Any) -> None:
 
 def _walk(path: str, value: Any, *, seen: set[int]) -> Iterator[tuple[str, Any, bool]]:
     if isinstance(value, tf.Variable):
-        yield path, value, bool(value.trainable)
+        # A registered one has a place in a list, which says nothing.
+        name = f"registered.{_dotted(value)}" if "_registered_" in path else path
+        yield name, value, bool(value.trainable)
     elif isinstance(value, tf.Module):  # Every Keras layer and model is one.
         trainable = {variable.ref() for variable in value.trainable_variables}
         for variable in value.variables:
-            name = f"{path}.{re.sub('/', '.', variable.name)}"
-            yield name, variable, variable.ref() in trainable
+            yield f"{path}.{_dotted(variable)}", variable, variable.ref() in trainable
     elif isinstance(value, TFModelV2):
         if id(value) not in seen:
             seen.add(id(value))
@@ -128,6 +129,10 @@ def _walk(path: str, value: Any, *, seen: set[int]) -> Iterator[tuple[str, Any, 
     else:
         for sub, item in _items(path, value, seen):
             yield from _walk(sub, item, seen=seen)
+
+
+def _dotted(variable: Any) -> str:
+    return re.sub("/", ".", variable.name)
 
 
 def _layers(path: str, value: Any, *, seen: set[int]) -> Iterator[tuple[str, Any]]:
