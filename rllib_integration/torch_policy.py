@@ -144,6 +144,7 @@ class MaskedPPOTorchPolicy(PPOTorchPolicy):
         mean_entropy = mean(entropy)
         parts["entropy"] = (-self.entropy_coeff, mean_entropy)
         stats = _missing_stats()
+        stats["max_kl"] = logits.new_zeros(())  # Over no row at all; RLlib warns of a lone NaN.
         if use_kl:
             parts["kl"] = (self.kl_coeff, mean(kl))
             finite = mean.rows(kl.detach())
@@ -309,7 +310,7 @@ def _valid_rows(
 def _missing_stats() -> dict[str, Tensor]:
     """What RLlib's PPO reads after each iteration, as "not measured"."""
     names = ("mean_policy_loss", "mean_vf_loss", "vf_explained_var", "mean_entropy")
-    return dict.fromkeys((*names, "mean_kl_loss", "max_kl"), torch.tensor(np.nan))
+    return dict.fromkeys((*names, "mean_kl_loss"), torch.tensor(np.nan))
 
 
 _RLLIB_NAMES = {
