@@ -106,6 +106,4 @@ def _scaled(coeff: Any, value: Any) -> Any:
 
 def _norms(gradients: list[Any]) -> list[Any]:
     """The L2 norm of each; 0 where there is none."""
-    return [
-        tf.constant(0.0) if g is None else tf.norm(tf.convert_to_tensor(g)) for g in gradients
-    ]
+    return [tf.constant(0.0) if g is None else tf.norm(tf.convert_to_tensor(g)) for g in gradients]

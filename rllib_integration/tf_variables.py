@@ -1,11 +1,12 @@
-"""Which variables a TFModelV2 has, and which of them train: all of them, once, and never a frozen one.
+"""Which variables a TFModelV2 has, and which train: all of them, once, and never a frozen one.
 
 RLlib 2.60's own answers lead to faults without an error message. ``register_variables``
 *replaces* the list found automatically, so registering one extra layer freezes the rest of the
 model. A variable that is reachable by two attributes is listed twice, and its gradient applied
 twice. Of two variables of the same name (its attention network has some) one is lost, neither
 trained nor saved. ``layer.trainable = False`` has no effect, because Keras leaves
-``variable.trainable`` at True. The class here is mixed into every masked model and into the network inside it.
+``variable.trainable`` at True. The class here is mixed into every masked model and into the user's
+network inside it.
 """
 
 from __future__ import annotations

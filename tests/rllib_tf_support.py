@@ -75,7 +75,9 @@ def set_logits_bias(policy: Any, values: Any) -> None:
     """Set the bias of the logits layer of a fully connected network."""
     change_weights(
         policy,
-        lambda name, w: np.broadcast_to(np.asarray(values, w.dtype), w.shape).copy()
-        if name.endswith("fc_out.bias:0")
-        else w,
+        lambda name, w: (
+            np.broadcast_to(np.asarray(values, w.dtype), w.shape).copy()
+            if name.endswith("fc_out.bias:0")
+            else w
+        ),
     )

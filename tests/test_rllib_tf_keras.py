@@ -45,7 +45,7 @@ def test_keras_2_is_chosen_in_either_order_of_import(first: str) -> None:
     [
         ("import tensorflow as tf; tf.keras.layers.Dense", {}, "before TF_USE_LEGACY_KERAS=1"),
         # ray 2.60: this import alone uses tf.keras.
-        ("import ray.rllib.algorithms.ppo", {}, "cannot be changed any more"),
+        ("import ray.rllib.algorithms.ppo", {}, "used before TF_USE_LEGACY_KERAS=1"),
         ("import tensorflow", {ENV_VAR: "0"}, "TF_USE_LEGACY_KERAS is set to '0'"),
     ],
     ids=["tf.keras used", "RLlib's PPO imported", "forbidden"],
@@ -81,3 +81,28 @@ def test_runtime_env_extends_without_changing_the_callers() -> None:
     assert extended == {"env_vars": {"A": "1", ENV_VAR: "1"}, "pip": ["x"]}
     assert base == {"env_vars": {"A": "1"}, "pip": ["x"]}
     assert runtime_env()["env_vars"] == {ENV_VAR: "1"}
+
+
+@pytest.mark.xdist_group("ray")
+def test_the_workers_of_a_ray_that_was_started_before_use_keras_2() -> None:
+    """A worker inherits the variable from the driver, or sets it while it imports the policy."""
+    code = """
+import ray
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 1024**2)
+from rllib_integration import MaskedPPOConfig
+from rllib_integration.envs import MaskedChainEnv
+config = MaskedPPOConfig().environment(MaskedChainEnv).framework("tf2")
+config.env_runners(num_env_runners=1, rollout_fragment_length=16)
+config.training(train_batch_size=16, minibatch_size=16, num_epochs=1)
+algorithm = config.build_algo()
+algorithm.train()
+print(algorithm.env_runner_group.foreach_env_runner(
+    lambda worker: type(worker.get_policy().model.network.base_model).__module__
+))
+algorithm.stop()
+ray.shutdown()
+"""
+    result = _run(code)
+    assert result.returncode == 0, result.stderr[-3000:]
+    modules = result.stdout.strip().splitlines()[-1]
+    assert modules.count("tf_keras.src") == 2

@@ -15,7 +15,15 @@ from ray.rllib.models.tf.fcnet import FullyConnectedNetwork
 from ray.rllib.models.tf.tf_modelv2 import TFModelV2
 from ray.rllib.models.tf.visionnet import VisionNetwork
 from ray.rllib.policy.sample_batch import SampleBatch
-from rllib_support import SMALL, MaskedChainEnv, illegal_steps, masked, policy_of, sampled, worker_of
+from rllib_support import (
+    SMALL,
+    MaskedChainEnv,
+    illegal_steps,
+    masked,
+    policy_of,
+    sampled,
+    worker_of,
+)
 from rllib_tf_support import A, change_weights, config_of, evaluate
 
 import maskcore

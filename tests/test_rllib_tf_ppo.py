@@ -228,9 +228,7 @@ def test_an_empty_mask_from_the_environment_is_an_error_or_a_row_to_drop(name: s
     with pytest.raises(MaskError, match=r"from environment .*BrokenMaskEnv.*, agent 0, step 2"):
         sampled(worker_of(masked(config)))
     worker = worker_of(
-        with_action_masking(
-            config_of(name, BrokenMaskEnv, broken_mask=[0] * A), empty_masks="drop"
-        )
+        with_action_masking(config_of(name, BrokenMaskEnv, broken_mask=[0] * A), empty_masks="drop")
     )
     stats = worker.get_policy().learn_on_batch(sampled(worker))["learner_stats"]
     assert stats["rows_empty_mask"] > 0

@@ -52,9 +52,7 @@ in_graph_and_eager = pytest.mark.parametrize("name", ["tf", "tf2"])
         ("tf2 traced", "vector", "attention"),
     ],
 )
-def test_use_lstm_and_use_attention_give_masked_outputs(
-    name: str, kind: str, network: str
-) -> None:
+def test_use_lstm_and_use_attention_give_masked_outputs(name: str, kind: str, network: str) -> None:
     """FAULTS C4."""
     model, wrapper = RECURRENT[network]
     worker = worker_of(masked(config_of(name, observation=kind), model=model))
