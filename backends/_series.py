@@ -1,18 +1,33 @@
 """``expm1(t) - t``, the remainder of the exponential after its tangent, near 0.
 
 ``expm1(t) - t`` as written loses every digit below |t| = epsilon. For |t| < 1 it is
-``t^2 (1/2! + t/3! + t^2/4! + ...)``; the coefficients are shared by the backends, which differ in
-how they evaluate them.
+``t^2 (1/2! + t/3! + t^2/4! + ...)``; the numbers are shared by the backends, which differ in how
+they evaluate them.
 """
 
 from __future__ import annotations
 
 import math
 
-__all__ = ["SERIES_BELOW", "coefficients"]
+__all__ = ["FACTORS", "SERIES_BELOW", "coefficients"]
 
 SERIES_BELOW = 1.0
 """The series is used for |t| below this; from there on ``exp(t) - 1 - t`` loses 3 bits at most."""
+
+FACTORS = (
+    2.52884348994e-5,
+    (
+        (4.66641640161, 4.26145401067),
+        (1.59691167789, 22.9185050668),
+        (-2.24389350588, 24.7812059752),
+    ),
+)
+"""``(c, ((a, b), ...))``: ``expm1(t) - t`` is ``c t^2`` times the product of ``(t + a)^2 + b``.
+
+The polynomial of degree 6 through ``(expm1(t) - t) / t^2`` at the Chebyshev nodes of [-1, 1], by
+its roots; relative error 1.1e-7. Every factor is positive, so nothing cancels, and each is two
+operations on an array.
+"""
 
 
 def coefficients(*, double: bool) -> tuple[float, ...]:

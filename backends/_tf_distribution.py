@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from backends import _tf_quantities as quantities
 from backends import _tf_sampling as sampling
-from backends._tf_api import Tensor, tf
+from backends._tf_api import Tensor, outside_autograph, tf
 from backends._tf_inputs import TensorLike, as_policy, same_batch, same_pair
 
 
@@ -26,6 +26,7 @@ class MaskedCategorical:
     0.365334
     """
 
+    @outside_autograph
     def __init__(self, logits: TensorLike, mask: TensorLike) -> None:
         self._policy = as_policy(logits, mask)
 
@@ -37,12 +38,12 @@ class MaskedCategorical:
     @property
     def batch_shape(self) -> Tensor:
         """Static batch shape, a ``tf.TensorShape``."""
-        return self._policy.z.shape[:-1]
+        return self._policy.shape[:-1]
 
     @property
     def num_actions(self) -> int | None:
         """``A``, None where it is not known."""
-        return self._policy.z.shape[-1]
+        return self._policy.shape[-1]
 
     @property
     def mask(self) -> Tensor:
@@ -50,37 +51,45 @@ class MaskedCategorical:
         return self._policy.legal
 
     @property
+    @outside_autograph
     def probs(self) -> Tensor:
         """``[..., A]``; illegal entries are exactly 0."""
         return tf.cast(quantities.softmax(self._policy), self.dtype)
 
     @property
+    @outside_autograph
     def logits(self) -> Tensor:
         """``[..., A]`` log-probabilities in nats; illegal entries are -inf."""
         return tf.cast(quantities.log_softmax(self._policy), self.dtype)
 
+    @outside_autograph
     def log_prob(self, actions: TensorLike) -> Tensor:
         """``[...]`` in nats; -inf where an action is illegal, 0 in an empty row."""
         return tf.cast(quantities.log_prob(*same_batch(self._policy, actions)), self.dtype)
 
+    @outside_autograph
     def entropy(self) -> Tensor:
         """``[...]`` in nats."""
         return tf.cast(quantities.entropy(self._policy), self.dtype)
 
+    @outside_autograph
     def kl_divergence(self, other: MaskedCategorical) -> Tensor:
         """``[...]`` KL(self, other) in nats; +inf where other forbids what self may do."""
         dtype = same_pair(self._policy, other._policy)
         return tf.cast(quantities.kl_divergence(self._policy, other._policy), dtype)
 
+    @outside_autograph
     def cross_entropy(self, other: MaskedCategorical) -> Tensor:
         """``[...]`` ``-sum p log q`` in nats, p being self."""
         dtype = same_pair(self._policy, other._policy)
         return tf.cast(quantities.cross_entropy(self._policy, other._policy), dtype)
 
+    @outside_autograph
     def mode(self) -> Tensor:
         """``[...]`` int64: the most probable legal action, the lowest index on a tie."""
         return sampling.mode(self._policy)
 
+    @outside_autograph
     def sample(
         self, sample_shape: Sequence[int] | Tensor = (), *, seed: Tensor | int | None = None
     ) -> Tensor:
@@ -88,5 +97,6 @@ class MaskedCategorical:
         policy = self._policy
         if not tf.is_tensor(sample_shape) and not len(tuple(sample_shape)):
             return sampling.sample(policy, seed)
-        shape = tf.concat([tf.cast(sample_shape, tf.int32), tf.shape(policy.z)], 0)
-        return sampling.sample(policy._replace(z=tf.broadcast_to(policy.z, shape)), seed)
+        z = policy.masked()
+        shape = tf.concat([tf.cast(sample_shape, tf.int32), tf.shape(z)], 0)
+        return sampling.sample(policy.at(tf.broadcast_to(z, shape)), seed)

@@ -21,12 +21,29 @@ NEG_INF = float("-inf")
 
 
 class Policy(NamedTuple):
-    """Masked logits: -inf at illegal entries, in float32 or float64."""
+    """Logits in float32 or float64 and the mask; they broadcast."""
 
-    z: Tensor  # [..., A]
-    legal: Tensor  # [..., A] bool, broadcasts with z
+    x: Tensor  # [..., A] logits, whatever is under the mask
+    legal: Tensor  # [..., A] bool
     empty: Tensor  # [..., 1] bool, True in rows without a legal action
     dtype: Tensor  # the dtype of the caller's logits
+
+    @property
+    def shape(self) -> Tensor:
+        """What is known of the shape ``[..., A]``, a ``tf.TensorShape``."""
+        return tf.broadcast_static_shape(self.x.shape, self.legal.shape)
+
+    def masked(self) -> Tensor:
+        """``[..., A]`` logits, -inf at illegal entries.
+
+        ``tf.where`` selects the gradient as it selects the value: illegal entries get exactly 0,
+        whatever the formulas behind it give them.
+        """
+        return tf.where(self.legal, self.x, tf.constant(NEG_INF, self.x.dtype))
+
+    def at(self, x: Tensor) -> Policy:
+        """The same with other logits."""
+        return self._replace(x=x)
 
 
 def can_look(tensor: Tensor) -> bool:
@@ -66,21 +83,17 @@ def as_legal(mask: TensorLike, *, name: str = "mask") -> Tensor:
 def as_policy(
     logits: TensorLike, mask: TensorLike, *, logits_name: str = "logits", mask_name: str = "mask"
 ) -> Policy:
-    """Read logits and mask; what is under the mask is replaced before anything is computed.
-
-    ``tf.where`` selects the gradient as it selects the value: illegal entries get exactly 0,
-    whatever the formulas behind it give them.
-    """
+    """Read logits and mask, float16 and bfloat16 as float32."""
     x, legal = as_logits(logits, name=logits_name), as_legal(mask, name=mask_name)
     _check_static_shapes(x.shape, legal.shape, logits_name, mask_name)
     work = x if x.dtype in (tf.float32, tf.float64) else tf.cast(x, tf.float32)
-    z = tf.where(legal, work, tf.constant(NEG_INF, work.dtype))
-    return Policy(z, legal, tf.logical_not(tf.reduce_any(legal, -1, keepdims=True)), x.dtype)
+    return Policy(work, legal, tf.logical_not(tf.reduce_any(legal, -1, keepdims=True)), x.dtype)
 
 
 def same_batch(policy: Policy, actions: TensorLike) -> tuple[Policy, Tensor]:
     """``actions`` as int32/int64 of the same batch shape as the policy, both broadcast."""
-    num_actions = policy.z.shape[-1]
+    shape = policy.shape
+    num_actions = shape[-1]
     if not tf.is_tensor(actions):
         actions = np.asarray(actions)
         if num_actions is not None:
@@ -95,26 +108,27 @@ def same_batch(policy: Policy, actions: TensorLike) -> tuple[Policy, Tensor]:
         check_actions(a.numpy(), num_actions=num_actions)
     if a.dtype not in (tf.int32, tf.int64):
         a = tf.cast(a, tf.int64)
-    z, legal, empty, dtype = policy
-    if same_shape(z.shape, legal.shape) and same_shape(z.shape[:-1], a.shape):
+    x, legal, empty, dtype = policy
+    if same_shape(x.shape, legal.shape) and same_shape(x.shape[:-1], a.shape):
         return policy, a
-    try:
-        batch = tf.broadcast_dynamic_shape(tf.shape(z)[:-1], tf.shape(a))
-        if a.shape.rank is not None and z.shape.rank is not None:
-            tf.broadcast_static_shape(z.shape[:-1], a.shape)
-    except (ValueError, tf.errors.InvalidArgumentError):
-        raise MaskError(
-            f"actions have shape {a.shape}, logits and mask {z.shape}. Expected one action a row, "
-            f"shape {z.shape[:-1]} (actions have no action axis)."
-        ) from None
-    wide = tf.concat([batch, tf.shape(z)[-1:]], 0)
-    z, legal = tf.broadcast_to(z, wide), tf.broadcast_to(legal, wide)
-    return Policy(z, legal, empty, dtype), tf.broadcast_to(a, batch)
+    if a.shape.rank is not None and shape.rank is not None:
+        try:
+            tf.broadcast_static_shape(shape[:-1], a.shape)
+        except ValueError:
+            raise MaskError(
+                f"actions have shape {a.shape}, logits and mask {shape}. Expected one action a "
+                f"row, shape {shape[:-1]} (actions have no action axis)."
+            ) from None
+    batch = tf.broadcast_dynamic_shape(tf.shape(x)[:-1], tf.shape(legal)[:-1])
+    batch = tf.broadcast_dynamic_shape(batch, tf.shape(a))
+    wide = tf.concat([batch, tf.shape(x)[-1:]], 0)
+    x, legal = tf.broadcast_to(x, wide), tf.broadcast_to(legal, wide)
+    return Policy(x, legal, empty, dtype), tf.broadcast_to(a, batch)
 
 
 def same_pair(p: Policy, q: Policy) -> Tensor:
     """Check that two policies fit and return the dtype of a result over both."""
-    _check_static_shapes(p.z.shape, q.z.shape, "p_logits", "q_logits")
+    _check_static_shapes(p.shape, q.shape, "p_logits", "q_logits")
     if p.dtype == q.dtype:
         return p.dtype
     return tf.float64 if tf.float64 in (p.dtype, q.dtype) else tf.float32

@@ -32,7 +32,7 @@ def softmax(policy: Policy) -> Tensor:
 
         return tf.where(policy.legal, p, zero), grad
 
-    return function(policy.z)
+    return function(policy.masked())
 
 
 def log_softmax(policy: Policy) -> Tensor:
@@ -50,7 +50,7 @@ def log_softmax(policy: Policy) -> Tensor:
         value = r.shifted - r.log_total
         return tf.where(policy.legal, value, tf.constant(NEG_INF, z.dtype)), grad
 
-    return function(policy.z)
+    return function(policy.masked())
 
 
 def log_prob(policy: Policy, actions: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def log_prob(policy: Policy, actions: Tensor) -> Tensor:
         value, grad = _log_prob(z, policy, r, r.e / r.total, actions)
         return tf.squeeze(value, -1), lambda g: grad(g[..., None])
 
-    return function(policy.z)
+    return function(policy.masked())
 
 
 def entropy(policy: Policy) -> Tensor:
@@ -79,7 +79,7 @@ def entropy(policy: Policy) -> Tensor:
 
         return tf.squeeze(r.log_total + depth, -1), grad
 
-    return function(policy.z)
+    return function(policy.masked())
 
 
 def kl_divergence(p: Policy, q: Policy) -> Tensor:
@@ -96,7 +96,7 @@ def kl_divergence(p: Policy, q: Policy) -> Tensor:
 
         return tf.squeeze(both.kl, -1), grad
 
-    return function(*_same_rows(p.z, q.z))
+    return function(*_same_rows(p.masked(), q.masked()))
 
 
 def cross_entropy(p: Policy, q: Policy) -> Tensor:
@@ -114,49 +114,35 @@ def cross_entropy(p: Policy, q: Policy) -> Tensor:
 
         return tf.squeeze(value, -1), grad
 
-    return function(*_same_rows(p.z, q.z))
+    return function(*_same_rows(p.masked(), q.masked()))
 
 
-def evaluate(new: Policy, actions: Tensor) -> tuple[Tensor, Tensor]:
-    """log_prob and entropy, each intermediate computed once."""
+def step_gradient(
+    new: Policy, old: Policy | None, actions: Tensor, cotangents: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """The gradient of log_prob, entropy and KL(old, new) together, to the new logits and the old.
 
-    @tf.custom_gradient
-    def function(z: Tensor) -> tuple[tuple[Tensor, Tensor], Callable[..., Tensor]]:
-        r = rows(z, new.empty)
-        p = r.e / r.total
-        depth = mean_depth(r, p)
-        value, grad_log_prob = _log_prob(z, new, r, p, actions)
+    Args:
+        new, old: The policies; without old there are two cotangents and one gradient.
+        actions: ``[...]``.
+        cotangents: ``[..., 1]`` each.
+    """
+    z = new.masked()
+    r = rows(z, new.empty)
+    p = r.e / r.total
+    gradient = _log_prob(z, new, r, p, actions)[1](cotangents[0])
+    gradient -= cotangents[1] * p * (r.tau + mean_depth(r, p))
+    if old is None:
+        return (_legal_only(gradient, new),)
+    z_old = old.masked()
+    r_old = rows(z_old, old.empty)
+    both = divergence.pair(z_old, z, old.empty, r_old, r)
+    weight, to_old, to_new = cotangents[2], divergence.to_p(both), divergence.to_q(both, r)
+    return _legal_only(gradient + weight * to_new, new), _legal_only(weight * to_old, old)
 
-        def grad(g: Tensor, gh: Tensor) -> Tensor:
-            return grad_log_prob(g[..., None]) - gh[..., None] * p * (r.tau + depth)
 
-        return (tf.squeeze(value, -1), tf.squeeze(r.log_total + depth, -1)), grad
-
-    return function(new.z)
-
-
-def evaluate_against(new: Policy, actions: Tensor, old: Policy) -> tuple[Tensor, Tensor, Tensor]:
-    """log_prob, entropy and KL(old, new), each intermediate computed once."""
-
-    @tf.custom_gradient
-    def function(z: Tensor, z_old: Tensor) -> tuple[tuple[Tensor, ...], Callable[..., Tensor]]:
-        r, r_old = rows(z, new.empty), rows(z_old, old.empty)
-        p = r.e / r.total
-        depth = mean_depth(r, p)
-        value, grad_log_prob = _log_prob(z, new, r, p, actions)
-        both = divergence.pair(z_old, z, old.empty, r_old, r)
-
-        def grad(g: Tensor, gh: Tensor, gk: Tensor) -> tuple[Tensor, Tensor]:
-            gk = gk[..., None]
-            to_new = grad_log_prob(g[..., None]) - gh[..., None] * p * (r.tau + depth)
-            return to_new + gk * divergence.to_q(both, r), gk * divergence.to_p(both)
-
-        values = (value, r.log_total + depth, both.kl)
-        return tuple(tf.squeeze(v, -1) for v in values), grad
-
-    if new.z.dtype == old.z.dtype and same_shape(new.z.shape, old.z.shape):
-        return function(new.z, old.z)
-    return (*evaluate(new, actions), kl_divergence(old, new))
+def _legal_only(gradient: Tensor, policy: Policy) -> Tensor:
+    return tf.where(policy.legal, gradient, tf.zeros([], gradient.dtype))
 
 
 def _log_prob(

@@ -43,7 +43,7 @@ def rows(z: Tensor, empty: Tensor) -> Rows:
     zero, one = tf.zeros([], z.dtype), tf.ones([], z.dtype)
     top = tf.where(empty, zero, tf.stop_gradient(tf.reduce_max(z, -1, keepdims=True)))
     shifted = z - top
-    lost = tf.stop_gradient(_lost(z, top, shifted))
+    lost = tf.stop_gradient(rounding_error(z, top, shifted))
     floor = tf.constant(FLOOR, z.dtype)
     tau = tf.where(shifted < floor, floor, shifted)
     e = tf.exp(tau)
@@ -54,11 +54,11 @@ def rows(z: Tensor, empty: Tensor) -> Rows:
     return Rows(top, shifted, tau, lost, e, total, rest, log_total)
 
 
-def _lost(z: Tensor, top: Tensor, shifted: Tensor) -> Tensor:
-    """``(z - top) - shifted`` exactly; 0 where an infinity is involved."""
-    virtual = shifted + top
-    lost = (z - virtual) - (top + (shifted - virtual))
-    return tf.where(tf.math.is_finite(lost), lost, tf.zeros([], z.dtype))
+def rounding_error(a: Tensor, b: Tensor, difference: Tensor) -> Tensor:
+    """``(a - b) - difference`` exactly, for ``difference = a - b`` as rounded; 0 for infinities."""
+    virtual = difference + b
+    lost = (a - virtual) - (b + (difference - virtual))
+    return tf.where(tf.math.is_finite(lost), lost, tf.zeros([], a.dtype))
 
 
 def mean_depth(r: Rows, p: Tensor) -> Tensor:

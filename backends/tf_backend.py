@@ -34,9 +34,10 @@ from numpy.typing import NDArray
 
 from backends import _tf_quantities as quantities
 from backends import _tf_sampling as sampling
-from backends._tf_api import Tensor, tf
+from backends._tf_api import Tensor, outside_autograph, tf
 from backends._tf_distribution import MaskedCategorical
-from backends._tf_inputs import TensorLike, as_policy, same_batch, same_pair
+from backends._tf_inputs import TensorLike, as_policy, same_batch, same_pair, same_shape
+from backends._tf_step import step
 
 __all__ = [
     "NAME",
@@ -67,6 +68,7 @@ class ActionEvaluation(NamedTuple):
     kl_divergence: Tensor | None
 
 
+@outside_autograph
 def masked_softmax(logits: TensorLike, mask: TensorLike) -> Tensor:
     """Probabilities of the policy restricted to the legal actions.
 
@@ -87,6 +89,7 @@ def masked_softmax(logits: TensorLike, mask: TensorLike) -> Tensor:
     return tf.cast(quantities.softmax(policy), policy.dtype)
 
 
+@outside_autograph
 def masked_log_softmax(logits: TensorLike, mask: TensorLike) -> Tensor:
     """Log-probabilities in nats, -inf at illegal entries; arguments as ``masked_softmax``.
 
@@ -97,6 +100,7 @@ def masked_log_softmax(logits: TensorLike, mask: TensorLike) -> Tensor:
     return tf.cast(quantities.log_softmax(policy), policy.dtype)
 
 
+@outside_autograph
 def log_prob(logits: TensorLike, mask: TensorLike, actions: TensorLike) -> Tensor:
     """Log-probability, in nats, of the actions taken.
 
@@ -118,6 +122,7 @@ def log_prob(logits: TensorLike, mask: TensorLike, actions: TensorLike) -> Tenso
     return tf.cast(quantities.log_prob(policy, actions), policy.dtype)
 
 
+@outside_autograph
 def entropy(logits: TensorLike, mask: TensorLike) -> Tensor:
     """Entropy ``-sum p log p`` in nats (Shannon 1948); arguments as ``masked_softmax``.
 
@@ -131,6 +136,7 @@ def entropy(logits: TensorLike, mask: TensorLike) -> Tensor:
     return tf.cast(quantities.entropy(policy), policy.dtype)
 
 
+@outside_autograph
 def kl_divergence(
     p_logits: TensorLike, q_logits: TensorLike, *, p_mask: TensorLike, q_mask: TensorLike
 ) -> Tensor:
@@ -158,6 +164,7 @@ def kl_divergence(
     return tf.cast(quantities.kl_divergence(p, q), dtype)
 
 
+@outside_autograph
 def cross_entropy(
     p_logits: TensorLike, q_logits: TensorLike, *, p_mask: TensorLike, q_mask: TensorLike
 ) -> Tensor:
@@ -172,6 +179,7 @@ def cross_entropy(
     return tf.cast(quantities.cross_entropy(p, q), dtype)
 
 
+@outside_autograph
 def mode(logits: TensorLike, mask: TensorLike) -> Tensor:
     """The most probable legal action ``[...]`` int64, the lowest index on a tie; 0 in an empty row.
 
@@ -183,6 +191,7 @@ def mode(logits: TensorLike, mask: TensorLike) -> Tensor:
     return sampling.mode(as_policy(logits, mask))
 
 
+@outside_autograph
 def sample(logits: TensorLike, mask: TensorLike, *, seed: Tensor | int | None = None) -> Tensor:
     """Draw one action a row from the masked policy; ``[...]`` int64, 0 in an empty row.
 
@@ -202,6 +211,7 @@ def sample(logits: TensorLike, mask: TensorLike, *, seed: Tensor | int | None = 
     return sampling.sample(as_policy(logits, mask), seed)
 
 
+@outside_autograph
 def evaluate_actions(
     logits: TensorLike,
     mask: TensorLike,
@@ -230,20 +240,21 @@ def evaluate_actions(
     """
     new = as_policy(logits, mask)
     wide, actions = same_batch(new, actions)
+    fused = wide is new
     if old_logits is None:
-        log_prob, entropy = quantities.evaluate(wide, actions)
-        return ActionEvaluation(tf.cast(log_prob, new.dtype), tf.cast(entropy, new.dtype), None)
-    old = as_policy(
-        old_logits,
-        mask if old_mask is None else old_mask,
-        logits_name="old_logits",
-        mask_name="old_mask",
-    )
+        if not fused:
+            return ActionEvaluation(log_prob(logits, mask, actions), entropy(logits, mask), None)
+        first, second = (tf.cast(value, new.dtype) for value in step(new, actions, None))
+        return ActionEvaluation(first, second, None)
+    old_mask = mask if old_mask is None else old_mask
+    old = as_policy(old_logits, old_mask, logits_name="old_logits", mask_name="old_mask")
     dtype = same_pair(old, new)
-    log_prob, entropy, kl = quantities.evaluate_against(wide, actions, old)
-    return ActionEvaluation(
-        tf.cast(log_prob, new.dtype), tf.cast(entropy, new.dtype), tf.cast(kl, dtype)
-    )
+    fused = fused and new.x.dtype == old.x.dtype and same_shape(old.x.shape, old.legal.shape)
+    if fused and same_shape(new.x.shape, old.x.shape):
+        values = zip(step(new, actions, old), (new.dtype, new.dtype, dtype), strict=True)
+        return ActionEvaluation(*(tf.cast(value, to) for value, to in values))
+    kl = tf.cast(quantities.kl_divergence(old, new), dtype)
+    return ActionEvaluation(log_prob(logits, mask, actions), entropy(logits, mask), kl)
 
 
 # --- hooks of the conformance kit ---------------------------------------------------------

@@ -1,0 +1,160 @@
+"""The PPO step as one differentiable function: values from ``_tf_fused``, gradient in closed form.
+
+``tf.custom_gradient`` twice: the backward pass is a function of its own, whose derivative is that
+of the plain closed form (``_tf_quantities.step_gradient``), so second and higher derivatives work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from backends import _tf_fused as fused
+from backends._tf_api import Tensor, tf
+from backends._tf_branch import unless_ordinary
+from backends._tf_inputs import NEG_INF, Policy
+from backends._tf_quantities import step_gradient
+
+Backward = Callable[..., Tensor]
+
+
+def step(new: Policy, actions: Tensor, old: Policy | None) -> tuple[Tensor, ...]:
+    """log_prob, entropy and, given old, KL(old, new): ``[...]`` each; all of one shape."""
+
+    @tf.custom_gradient
+    def function(*xs: Tensor) -> tuple[tuple[Tensor, ...], Callable[..., list[Tensor]]]:
+        values, backwards = _forward(new, actions, old, xs)
+
+        def grad(*gs: Tensor) -> list[Tensor]:
+            args = *xs, *(g[..., None] for g in gs)
+            return [
+                _gradient(new, actions, old, backward, which, args)
+                for which, backward in enumerate(backwards)
+            ]
+
+        return values, grad
+
+    return function(new.x) if old is None else function(new.x, old.x)
+
+
+def _gradient(
+    new: Policy,
+    actions: Tensor,
+    old: Policy | None,
+    backward: Backward,
+    which: int,
+    args: tuple[Tensor, ...],
+) -> Tensor:
+    """The gradient to the new (0) or old (1) logits, each on its own so that it can be pruned."""
+    n = 1 if old is None else 2
+
+    @tf.custom_gradient
+    def function(*args: Tensor) -> tuple[Tensor, Callable[..., list[Tensor]]]:
+        def second(v: Tensor) -> list[Tensor]:
+            with tf.GradientTape() as tape:
+                tape.watch(args)
+                before = None if old is None else old.at(args[1])
+                gradient = step_gradient(new.at(args[0]), before, actions, args[n:])[which]
+            none = tf.UnconnectedGradients.ZERO
+            return tape.gradient(gradient, args, output_gradients=v, unconnected_gradients=none)
+
+        return backward(*args[n:]), second
+
+    return function(*args)
+
+
+def _forward(
+    new: Policy, actions: Tensor, old: Policy | None, xs: tuple[Tensor, ...]
+) -> tuple[tuple[Tensor, ...], tuple[Backward, ...]]:
+    """The values, and the backward passes from cotangents ``[..., 1]`` to each of ``xs``."""
+    zero = tf.zeros([], xs[0].dtype)
+    s = fused.side(xs[0], new.legal)
+    s_old = None if old is None else fused.side(xs[1], old.legal)
+    m, s, s_old = fused.moments(s, s_old)
+    taken = Taken(new, actions, s, m)
+    log_prob, entropy = taken.log_prob(), tf.where(new.empty, zero, m.total + m.mean)
+
+    def one(gl: Tensor, gh: Tensor) -> tuple[Tensor, Tensor]:
+        gl = tf.where(taken.counts, gl, zero)
+        spread = -gh * m.mean
+        gradient = s.p * (spread - gl) + m.p_depth * gh
+        return gradient, taken.at(s.p) * spread + taken.at(m.p_depth) * gh + gl * taken.others()
+
+    if old is None or s_old is None:
+
+        def alone(gl: Tensor, gh: Tensor) -> Tensor:
+            return _finished(taken.put(*one(gl, gh)), new, tf.math.is_nan(m.total))
+
+        return _squeezed(log_prob, entropy), (alone,)
+
+    alike = tf.constant(True)
+    if old.legal is not new.legal:
+        alike = tf.reduce_all(tf.equal(old.legal, new.legal))
+    both = fused.pair(s_old, s, m.total, alike)
+    forbidden = tf.logical_and(new.empty, tf.math.is_finite(s_old.largest))
+    kl = tf.where(forbidden, tf.constant(math.inf, zero.dtype), both.kl)
+    kl = tf.where(old.empty, zero, kl)
+    dead = tf.logical_or(old.empty, tf.equal(kl, math.inf))
+
+    def to_new(gl: Tensor, gh: Tensor, gk: Tensor) -> Tensor:
+        bad = tf.math.is_nan(tf.math.multiply_no_nan(kl, gk) + m.total)
+        gradient, at_taken = one(gl, gh)
+        more = fused.to_new(both, s_old, s, tf.where(dead, zero, gk))
+        return _finished(taken.put(gradient + more, at_taken + taken.at(more)), new, bad)
+
+    def to_old(gl: Tensor, gh: Tensor, gk: Tensor) -> Tensor:
+        bad = tf.math.is_nan(tf.math.multiply_no_nan(kl, gk))
+        return _finished(fused.to_old(both, s_old, tf.where(dead, zero, gk)), old, bad)
+
+    return _squeezed(log_prob, entropy, kl), (to_new, to_old)
+
+
+class Taken:
+    """The actions taken: gathering what is at them, and the log_prob part of the gradient there."""
+
+    def __init__(self, policy: Policy, actions: Tensor, s: fused.Side, m: fused.Moments) -> None:
+        self._shape = tf.shape(s.p)
+        num_actions = self._shape[-1]
+        inside = tf.logical_and(actions >= 0, actions < tf.cast(num_actions, actions.dtype))
+        index = tf.cast(tf.where(inside, actions, 0), tf.int32)
+        self._index = index
+        self._flat = tf.reshape(index, [-1]) + num_actions * tf.range(tf.size(index))
+        self._p, self._m, self._empty = s.p, m, policy.empty
+        legal = tf.logical_and(self.at(policy.legal), inside[..., None])
+        self.counts = tf.logical_or(legal, tf.math.is_nan(m.total))
+        """``[..., 1]`` bool: False where log_prob is -inf because the action is illegal."""
+
+    def at(self, array: Tensor) -> Tensor:
+        """``[..., A]`` at the actions, ``[..., 1]``."""
+        values = tf.gather(tf.reshape(array, [-1]), self._flat)
+        return tf.reshape(values, tf.concat([self._shape[:-1], [1]], 0))
+
+    def put(self, array: Tensor, values: Tensor) -> Tensor:
+        """``[..., A]`` with ``values`` ``[..., 1]`` at the actions."""
+        taken = tf.one_hot(self._index, self._shape[-1], True, False, dtype=tf.bool)
+        return tf.where(taken, values, array)
+
+    def log_prob(self) -> Tensor:
+        """``[..., 1]``."""
+        value = -self.at(self._m.depth) - self._m.total
+        value = tf.where(self.counts, value, tf.constant(NEG_INF, value.dtype))
+        return tf.where(self._empty, tf.zeros([], value.dtype), value)
+
+    def others(self) -> Tensor:
+        """``1 - p`` of the actions ``[..., 1]``, to full relative accuracy where p is nearly 1."""
+        dominant = tf.logical_and(tf.equal(self.at(self._m.depth), 0), self._m.rest < 0.5)
+        return tf.where(dominant, self._m.rest, 1 - self.at(self._p))
+
+
+def _finished(gradient: Tensor, policy: Policy, bad: Tensor) -> Tensor:
+    """NaN at the legal entries of bad rows ``[..., 1]``, 0 in empty rows."""
+    zero, nan = tf.zeros([], gradient.dtype), tf.constant(math.nan, gradient.dtype)
+    return unless_ordinary(
+        tf.reduce_any(tf.logical_or(bad, policy.empty)),
+        lambda: tf.where(policy.legal, tf.where(bad, nan, gradient), zero),
+        lambda: gradient,
+    )
+
+
+def _squeezed(*values: Tensor) -> tuple[Tensor, ...]:
+    return tuple(tf.squeeze(value, -1) for value in values)
