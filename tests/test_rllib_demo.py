@@ -114,8 +114,12 @@ def test_the_table_and_the_picture_hold_the_three_runs(tmp_path: Path) -> None:
     assert (tmp_path / "demo.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 def test_the_naive_run_is_wrong_before_anything_is_learned() -> None:
-    """What the demo shows, on one batch: the ratio of the naive policy is not 1, ours is."""
+    """What the demo shows, on one batch: the ratio of the naive policy is not 1, ours is.
+
+    The mean that RLlib logs of a batch overflows on the naive model's sentinel.
+    """
     naive = rllib_support.worker_of(run_config("naive", seed=0))
     batch = rllib_support.sampled(naive)
     policy = naive.get_policy()

@@ -28,7 +28,7 @@ def main() -> int:
     arguments = _arguments()
     _silence()
     started = time.monotonic()
-    from rllib_integration.demo.training import RUNS, Run, train_run
+    from rllib_integration.demo.training import NAIVE_OVER_SEEDS, RUNS, Run, train_run
 
     print(
         "PPO on a chain of 16 positions: 64 actions, 4 of them legal in each position, 1 right.\n"
@@ -53,7 +53,7 @@ def main() -> int:
             runs.append(
                 train_run(name, iterations=arguments.iterations, seed=arguments.seed, progress=show)
             )
-    print("\n" + _table(runs), flush=True)
+    print(f"\n{_table(runs)}\n\nWhat naive ends in is luck: {NAIVE_OVER_SEEDS}.", flush=True)
     if arguments.picture:
         from rllib_integration.demo.picture import draw
 

@@ -87,6 +87,7 @@ def draw(runs: list[Run], path: Path) -> None:
 
 
 def _label(run: Run) -> str:
-    from rllib_integration.demo.training import RUNS
+    from rllib_integration.demo.training import NAIVE_OVER_SEEDS, RUNS
 
-    return f"{run.name}: {run.final_success:.0%} at the end\n{RUNS[run.name]}"
+    luck = f"\n({NAIVE_OVER_SEEDS})" if run.name == "naive" else ""
+    return f"{run.name}: {run.final_success:.0%} at the end\n{RUNS[run.name]}{luck}"

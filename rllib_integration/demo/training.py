@@ -23,6 +23,9 @@ RUNS = {
     "naive": "mask in sampling only, forgotten in the update",
     "unmasked": "no mask; an illegal action ends the episode",
 }
+# What the naive run ends in is luck; measured at seeds 0 to 7, Ray 2.60, torch 2.13. Masked ended
+# at 100% and unmasked at 0% at every seed tried.
+NAIVE_OVER_SEEDS = "over 8 seeds: 0% four times, 100% four times"
 FINAL_ITERATIONS = 3
 
 
