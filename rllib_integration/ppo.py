@@ -31,9 +31,7 @@ class MaskedPPOConfig(PPOConfig):
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or MaskedPPO)
         # Through the method, which also brings the exploration that the old stack samples with.
-        self.api_stack(
-            enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
-        )
+        self.api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
         self.set_masking_defaults()
 
     def set_masking_defaults(self) -> None:
