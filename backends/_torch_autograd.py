@@ -8,8 +8,6 @@ that the fused formulas do not cover, and second derivatives, take the plain for
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,9 +16,9 @@ from torch import Tensor
 from backends import _torch_fused as fused
 from backends import _torch_gradients as gradients
 from backends import _torch_plain as plain
-from backends._torch_fused import Block, Policy, Space
+from backends._torch_block import SMALL, Lease, Space, blocks, spaces
+from backends._torch_fused import Block, Policy
 
-BLOCK = 2**17  # entries of a block: 5 MB of buffers in float32
 KEEP = 2**20  # entries up to which nothing is computed twice
 
 
@@ -100,11 +98,11 @@ class Evaluate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:  # pyright: ignore
-        policy = Policy(*arguments)
-        ctx.run = Run(policy, keep=True)
+        run = ctx.run = Run(Policy(*arguments), keep=True)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*arguments[:5])
-        return ctx.run.results
+        results, run.results = run.results, ()  # which would refer back to ctx
+        return results
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor | None) -> Any:  # pyright: ignore
@@ -142,36 +140,37 @@ class Run:
     """One evaluation: its results, and what the gradient needs."""
 
     def __init__(self, policy: Policy, *, keep: bool) -> None:
-        z = policy.logits
         self.with_entropy = policy.with_entropy
-        self.shape = z.shape
+        self.shape = policy.logits.shape
+        self.policies = 1 if policy.old_logits is None else 2
+        self.wrong: tuple[Tensor, Tensor] | None = None
+        self.lease: Lease | None = None
+        self.kept = True
         flat = _flat(policy)
         self.index = flat.index
-        self.wrong: tuple[Tensor, Tensor] | None = None
-        self.kept = True
-        size = z.numel()
-        if size <= BLOCK:
-            block = fused.evaluate(flat, _own_space(flat))
-            self.blocks: list[tuple[slice | None, Block]] = [(None, block)]
-            results = (block.log_prob, block.entropy, block.kl)
-            bad = block.bad is not None
+        size = flat.logits.numel()
+        if size <= SMALL:
+            self.blocks: list[tuple[slice | None, Block]] = [(None, fused.evaluate(flat, Space()))]
         else:
             self.kept = keep and size <= KEEP
+            if self.kept:
+                self.lease = Lease(flat.logits, 3 * self.policies * size)
             self.blocks = [
-                (rows, fused.evaluate(arguments, space))
-                for rows, arguments, space in _spaces(flat, keep=self.kept)
+                (rows, fused.evaluate(flat if rows is None else flat.rows(rows), space))
+                for rows, space in zip(
+                    blocks(flat.logits),
+                    spaces(flat.logits, self.policies, self.lease),
+                    strict=True,
+                )
             ]
-            blocks = [block for _, block in self.blocks]
-            columns = zip(*((b.log_prob, b.entropy, b.kl) for b in blocks), strict=True)
-            results = tuple(
-                None if column[0] is None else torch.cat(cast("list[Tensor]", column))
-                for column in columns
-            )
-            bad = any(block.bad is not None for block in blocks)
-        if bad or policy.old_legal is not None:
+        parts = [(block.log_prob, block.entropy, block.kl) for _, block in self.blocks]
+        results = parts[0] if len(parts) == 1 else tuple(map(_joined, zip(*parts, strict=True)))
+        if policy.old_legal is not None or any(block.bad is not None for _, block in self.blocks):
             self.wrong = self._mend(flat, results)
         shape = self.shape[:-1]
-        self.results = tuple(None if x is None else x.view(shape) for x in results)
+        self.results: tuple[Tensor | None, ...] = tuple(
+            None if x is None else x.view(shape) for x in results
+        )
 
     def _mend(
         self, policy: Policy, results: tuple[Tensor | None, ...]
@@ -209,11 +208,12 @@ class Run:
         policy = None
         if not self.kept or self.wrong is not None:
             policy = _flat(Policy(*ctx.saved_tensors, self.with_entropy))
-        spaces = None if self.kept or policy is None else _spaces(policy, keep=False)
+        again = None
+        if not self.kept and policy is not None:
+            again = spaces(policy.logits, self.policies)
         for rows, block in self.blocks:
-            if spaces is not None:
-                _, arguments, space = next(spaces)
-                fused.refill(arguments, block, space)
+            if again is not None and policy is not None:
+                fused.refill(policy if rows is None else policy.rows(rows), block, next(again))
             here = (self.index, *grads, *out)
             if rows is not None:
                 here = tuple(None if x is None else x[rows] for x in here)
@@ -233,6 +233,10 @@ class Run:
         return out if len(self.shape) == 2 else [x.view(self.shape) for x in out]
 
 
+def _joined(parts: tuple[Tensor | None, ...]) -> Tensor | None:
+    return None if parts[0] is None else torch.cat(cast("list[Tensor]", list(parts)))
+
+
 def _flat(policy: Policy) -> Policy:
     z, old, legal, old_legal, actions, with_entropy = policy
     if z.dim() == 2:
@@ -248,47 +252,3 @@ def _flat(policy: Policy) -> Policy:
 def _unflat(policy: Policy) -> Policy:
     index = policy.index
     return policy if index is None else policy._replace(index=index.squeeze(-1))
-
-
-def _own_space(policy: Policy) -> Space:
-    """Buffers for a batch that is one block, which keeps them."""
-    z = policy.logits
-    if z.numel() <= fused.SMALL:
-        return Space()
-    kept = fused.KEPT[1 if policy.old_logits is None else 2]
-    return Space.of(z.new_empty((kept + fused.SCRATCH, *z.shape)))
-
-
-def _spaces(policy: Policy, *, keep: bool) -> Iterator[tuple[slice, Policy, Space]]:
-    """The blocks, each with its buffers. Without ``keep`` they are the same for all."""
-    z = policy.logits
-    count, width = z.shape
-    kept = fused.KEPT[1 if policy.old_logits is None else 2]
-    step = min(count, max(1, BLOCK // width))
-    every = z.new_empty((kept * count, width)) if keep else None
-    buffers = _workspace(z, (fused.SCRATCH + (0 if keep else kept)) * step * width)
-    buffers = buffers.view(-1, step, width)
-    for start in range(0, count, step):
-        rows = slice(start, min(start + step, count))
-        size = rows.stop - start
-        space = buffers if size == step else buffers[:, :size]
-        own = None
-        if every is not None:
-            own = every[start * kept : rows.stop * kept].view(kept, size, width)
-        yield rows, policy.rows(rows), Space.of(space, own)
-
-
-_local = threading.local()
-
-
-def _workspace(like: Tensor, size: int) -> Tensor:
-    """A flat buffer, kept for the thread on the CPU: fresh pages cost as much as the work."""
-    if like.device.type != "cpu" or size > 10 * BLOCK:
-        return like.new_empty(size)
-    name = str(like.dtype)
-    space: Tensor | None = getattr(_local, name, None)
-    if space is None or len(space) < size:
-        with torch.inference_mode(False):
-            space = torch.empty(size, dtype=like.dtype)
-        setattr(_local, name, space)
-    return space[:size]

@@ -11,11 +11,12 @@ up: there both are used, each where it holds.
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
 from torch import Tensor
+
+from backends._torch_block import constant
 
 NEAR = 1.0  # |s| up to which the series holds with the terms below
 FARTHEST = 80.0  # s is cut here, so that expm1 stays finite in float32
@@ -32,13 +33,6 @@ _SERIES = (
     (3617 / 10670622842880000, NEAR),
     (-43867 / 5109094217170944000, NEAR),
 )
-
-
-@functools.cache
-def constant(value: float, dtype: torch.dtype) -> Tensor:
-    """A 0-dim tensor. Of a Python number one is made in every call, at the price of the call."""
-    with torch.inference_mode(False):
-        return torch.tensor(value, dtype=dtype)
 
 
 def excess(

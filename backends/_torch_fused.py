@@ -1,12 +1,4 @@
-"""The fast eager formulas, for one block of rows ``[n, A]`` that stays in cache.
-
-Eager time is the number of passes over memory and, for small blocks, the number of calls, so:
-
-- in large blocks the bits of the logits are masked: ``where`` costs ten times as much, and adding
-  a large negative number would read what is under the mask;
-- nothing but ``softmax``, which has no slow path for -inf, exponentiates a masked logit, except in
-  rows shorter than a vector, which it takes entry by entry;
-- old and new policy share their passes, and buffers are reused.
+"""The fast eager formulas, for one block of rows (``_torch_block``): values, then gradients.
 
 The formulas are those of ``_torch_plain`` with the largest logit subtracted, ``t = z - max``::
 
@@ -35,17 +27,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from backends._torch_excess import FARTHEST, NEAR, constant, excess
+from backends._torch_block import (
+    LOWEST,
+    Space,
+    constant,
+    log_largest,
+    masked,
+    selected,
+    softmax,
+)
+from backends._torch_excess import FARTHEST, NEAR, excess
 from backends._torch_plain import exact_difference
 
-SMALL = 4096  # entries up to which `where` and fresh arrays beat bits and buffers
-KEPT = {1: 3, 2: 6}  # buffers that the gradient needs, by number of policies
-SCRATCH = 3  # buffers beside those
-LOWEST = -1e30  # in place of log 0 where it meets the probability 0; never in a result
 DOUBT = 512.0  # (sum p D)^2 / KL from which rounding of D = z - z_old is looked into
 TEXTBOOK = 0.5  # KL from which the difference of the log-sum-exps is used
-
-_BITS = {torch.float32: (torch.int32, -(2**23)), torch.float64: (torch.int64, -(2**52))}
 
 
 class Policy(NamedTuple):
@@ -61,29 +56,6 @@ class Policy(NamedTuple):
     def rows(self, which: slice | Tensor) -> Policy:
         """Some of the rows."""
         return Policy(*(x[which] if isinstance(x, Tensor) else x for x in self))  # pyright: ignore
-
-
-class Space(NamedTuple):
-    """Buffers ``[n, A]`` for a block, or None everywhere for fresh arrays."""
-
-    x: Tensor | None = None  # [1 or 2, n, A], new policy first
-    probs: Tensor | None = None  # [1 or 2, n, A]
-    heavy: Tensor | None = None
-    w: Tensor | None = None
-    select: Tensor | None = None
-    square: Tensor | None = None
-    scratch: Tensor | None = None
-
-    @classmethod
-    def of(cls, buffers: Tensor, keep: Tensor | None = None) -> Space:
-        """From ``[KEPT, n, A]`` that last as long as the block, and ``[SCRATCH, n, A]`` before."""
-        select, square, scratch, *rest = buffers.unbind(0)
-        if keep is None:
-            keep = buffers[SCRATCH:]
-        else:
-            rest = keep.unbind(0)
-        k = len(rest) // 3
-        return cls(keep[:k], keep[k : 2 * k], rest[2 * k], rest[-1], select, square, scratch)
 
 
 @dataclass
@@ -103,6 +75,7 @@ class Block:
     s: Tensor | None = None  # z - z_old - mu
     w: Tensor | None = None  # p_old expm1(s)
     large: Tensor | None = None  # KL > TEXTBOOK; None where no row can be
+    exact: Tensor | None = None  # [k] rows where s includes what rounding of z - z_old lost
     bad: Tensor | None = None  # rows whose results are not to be used; None where there are none
 
 
@@ -112,31 +85,23 @@ def evaluate(policy: Policy, space: Space) -> Block:
     Raises:
         RuntimeError: From ``gather``, where an action is outside ``[0, A)``.
     """
-    dtype = policy.logits.dtype
-    x, select = _masked(policy, space)
+    z, old, legal, _, actions, with_entropy = policy
+    x, select, _ = masked(z, old, legal, space)
     top = x.amax(-1, keepdim=True)
-    probs, largest = _softmax_and_shift(x, top, space)
-    t, p, p_max = x[0], probs[0], largest[0]
-    taken = None if policy.index is None else t.gather(-1, policy.index)
-    torch.maximum(t, constant(LOWEST, dtype), out=t)
-
-    half = constant(0.5, dtype)
-    heavy = space.heavy if space.heavy is not None else torch.empty_like(t)
-    torch.gt(p, half, out=heavy)
-    others = torch.addcmul(p, p, heavy, value=-1, out=space.scratch)
-    others = others.sum(-1, keepdim=True)
-    log_top = torch.where(p_max > half, others.neg_().log1p_(), p_max.log())
-
+    t, probs, largest = softmax(x, top, space)
+    p = probs[0]
+    log_top, heavy = log_largest(p, largest[0], space)
     block = Block(t, p, heavy, top)
     check = log_top
-    if taken is not None:
-        block.log_prob = taken.add_(log_top)
-    if policy.with_entropy:
+    if actions is not None:
+        block.log_prob = t.gather(-1, actions).add_(log_top)
+    torch.maximum(t, constant(LOWEST, z.dtype), out=t)
+    if with_entropy:
         block.mean = torch.mul(p, t, out=space.scratch).sum(-1, keepdim=True)
-        block.entropy = constant(0.0, dtype) - (log_top + block.mean)
-    if policy.old_logits is not None:
+        block.entropy = constant(0.0, z.dtype) - (log_top + block.mean)
+    if old is not None:
         p_old = block.p_old = probs[1]
-        s = block.s = _difference(policy, select, None if space.x is None else x[1])
+        s = block.s = _difference(z, old, select, None if space.x is None else x[1])
         mu = block.mu = torch.mul(p_old, s, out=space.scratch).sum(-1, keepdim=True)
         s.sub_(mu)
         check = _kl(block, largest[1], log_top, space)
@@ -146,60 +111,25 @@ def evaluate(policy: Policy, space: Space) -> Block:
 
 def refill(policy: Policy, block: Block, space: Space) -> None:
     """Compute the arrays of an evaluated block again, into other buffers."""
-    dtype = policy.logits.dtype
-    x, select = _masked(policy, space)
-    probs, _ = _softmax_and_shift(x, block.top, space)
-    block.t, block.p = x[0], probs[0]
-    torch.maximum(block.t, constant(LOWEST, dtype), out=block.t)
-    block.heavy = space.heavy if space.heavy is not None else torch.empty_like(block.t)
-    torch.gt(block.p, constant(0.5, dtype), out=block.heavy)
-    if block.mu is not None:
+    z, old, legal = policy[:3]
+    x, select, _ = masked(z, old, legal, space)
+    t, probs, _ = softmax(x, block.top, space)
+    block.t, block.p = torch.maximum(t, constant(LOWEST, z.dtype), out=t), probs[0]
+    heavy = torch.empty_like(t) if space.heavy is None else space.heavy
+    block.heavy = torch.gt(block.p, constant(0.5, z.dtype), out=heavy)
+    if block.mu is not None and old is not None:
         block.p_old = probs[1]
-        s = block.s = _difference(policy, select, None if space.x is None else x[1])
+        s = block.s = _difference(z, old, select, None if space.x is None else x[1])
         s.sub_(block.mu)
+        if block.exact is not None:
+            s[block.exact] = _exact_s(policy, block, block.exact)
         far = block.large is not None
         block.w = torch.expm1(s.clamp(max=FARTHEST) if far else s, out=space.w).mul_(block.p_old)
 
 
-def _masked(policy: Policy, space: Space) -> tuple[Tensor, Tensor]:
-    """Logits ``[1 or 2, n, A]``, -inf if illegal, and what ``_difference`` selects with."""
-    z, old, legal = policy[:3]
-    if space.x is None or space.select is None or space.square is None:
-        both = z.unsqueeze(0) if old is None else torch.stack((z, old))
-        return torch.where(legal, both, constant(-torch.inf, z.dtype)), legal
-    integer, infinite = _BITS[z.dtype]
-    select, fill, bits = (b.view(integer) for b in (space.select, space.square, space.x))
-    select.copy_(legal)
-    select.sub_(constant(1, integer))
-    torch.bitwise_and(select, constant(infinite, integer), out=fill)
-    select.bitwise_not_()
-    torch.bitwise_and(z.view(integer), select, out=bits[0])
-    if old is not None:
-        torch.bitwise_and(old.view(integer), select, out=bits[1])
-    bits.bitwise_or_(fill)
-    return space.x, select
-
-
-def _softmax_and_shift(x: Tensor, top: Tensor, space: Space) -> tuple[Tensor, Tensor]:
-    """Probabilities and the largest of each row; ``x[0]`` becomes ``x[0] - top[0]``."""
-    if x.shape[-1] < 16:
-        x.sub_(top)
-        probs = torch.exp(x, out=space.probs)
-        largest = probs.sum(-1, keepdim=True).reciprocal_()
-        return probs.mul_(largest), largest
-    probs = torch.softmax(x, -1) if space.probs is None else torch.softmax(x, -1, out=space.probs)
-    x[0].sub_(top[0])
-    return probs, probs.amax(-1, keepdim=True)
-
-
-def _difference(policy: Policy, select: Tensor, out: Tensor | None) -> Tensor:
+def _difference(z: Tensor, old: Tensor, select: Tensor, out: Tensor | None) -> Tensor:
     """``z - z_old``, exactly 0 where illegal."""
-    z, old = policy.logits, policy.old_logits
-    if out is None:
-        return torch.where(select, torch.sub(z, old), constant(0.0, z.dtype))  # pyright: ignore
-    torch.sub(z, old, out=out)  # pyright: ignore
-    out.view(select.dtype).bitwise_and_(select)
-    return out
+    return selected(torch.sub(z, old, out=out), select)
 
 
 def _kl(block: Block, largest_old: Tensor, log_top: Tensor, space: Space) -> Tensor:
@@ -234,21 +164,40 @@ def _name_bad_rows(policy: Policy, block: Block, check: Tensor) -> None:
         bad |= ~torch.isfinite(block.kl)
         doubtful = ((check > 0) & ~bad).squeeze(-1).nonzero().squeeze(-1)
         if len(doubtful):
-            bad[doubtful] = _rounding_shows(policy, block, doubtful)
+            _correct(policy, block, doubtful, bad)
     if bool(bad.any()):
         block.bad = bad
 
 
-def _rounding_shows(policy: Policy, block: Block, rows: Tensor) -> Tensor:
-    """Whether rounding of z - z_old costs KL or its gradient its accuracy, ``[n, 1]`` bool."""
-    z, old, mu = policy.logits[rows], policy.old_logits[rows], block.mu[rows].abs()  # pyright: ignore
-    p, s, w = block.p_old[rows], block.s[rows], block.w[rows].abs()  # pyright: ignore
-    kl, eps = block.kl[rows], torch.finfo(z.dtype).eps  # pyright: ignore
-    _, lost = exact_difference(z, old)
-    lost = torch.where(p > 0, p * lost.abs(), 0)
-    in_kl = (lost * s.abs()).sum(-1, keepdim=True) > 30 * eps * kl
-    in_gradient = lost.amax(-1, keepdim=True) > 3 * eps * w.amax(-1, keepdim=True)
-    return torch.where(kl > TEXTBOOK, mu > 33 * kl, in_kl | in_gradient)
+def _correct(policy: Policy, block: Block, rows: Tensor, bad: Tensor) -> None:
+    """Include what rounding of z - z_old lost where it costs KL or its gradient their accuracy."""
+    z, old, p, s = (x[rows] for x in (policy.logits, policy.old_logits, block.p_old, block.s))  # pyright: ignore
+    w, kl, mu = (x[rows].abs() for x in (block.w, block.kl, block.mu))  # pyright: ignore
+    eps = torch.finfo(z.dtype).eps
+    lost = torch.where(p > 0, p * exact_difference(z, old)[1].abs(), 0)
+    shows = ((lost * s.abs()).sum(-1, keepdim=True) > 30 * eps * kl) | (
+        lost.amax(-1, keepdim=True) > 3 * eps * w.amax(-1, keepdim=True)
+    )
+    shows = torch.where(kl > TEXTBOOK, mu > 33 * kl, shows)
+    rows = rows[shows.squeeze(-1)]
+    if not len(rows):
+        return
+    s = _exact_s(policy, block, rows)
+    value, w, reach = excess(s, block.p_old[rows])  # pyright: ignore
+    block.exact, block.s[rows], block.w[rows], block.kl[rows] = rows, s, w, value.log1p()  # pyright: ignore
+    if block.large is not None:
+        block.large[rows] = False
+    if not reach <= 0.9 * FARTHEST:
+        bad[rows] |= s.amax(-1, keepdim=True) > 0.9 * FARTHEST
+
+
+def _exact_s(policy: Policy, block: Block, rows: Tensor) -> Tensor:
+    z, old, legal, s, p = (
+        x[rows]  # pyright: ignore
+        for x in (policy.logits, policy.old_logits, policy.legal, block.s, block.p_old)
+    )
+    s = s + torch.where(legal, exact_difference(z, old)[1], 0)
+    return s - (p * s).sum(-1, keepdim=True)
 
 
 def gradient(

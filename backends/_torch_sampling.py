@@ -31,7 +31,9 @@ def draw(
     count = 1
     for size in shape:
         count *= size
-    uniform = torch.rand((*batch, count), generator=generator, device=p.device, dtype=wide)
+    uniform = torch.empty((*batch, count), device=p.device, dtype=wide).uniform_(
+        generator=generator
+    )
     index = torch.searchsorted(running, uniform * total, right=True)
     index = index.clamp(max=p.shape[-1] - 1)
     safe = plain.mode(logits, legal)[..., None]
