@@ -6,11 +6,29 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import rllib_support
 import tensorflow as tf
 from rllib_support import MaskedChainEnv
 
-__all__ = ["FRAMEWORKS", "config_of", "evaluate", "gradients_of", "moved", "set_logits_bias"]
+__all__ = [
+    "FRAMEWORKS",
+    "TF_MARKS",
+    "A",
+    "change_weights",
+    "config_of",
+    "evaluate",
+    "gradients_of",
+    "moved",
+    "set_logits_bias",
+    "weights_of",
+]
+
+# These tests need no running Ray: under pytest-xdist they run beside those that do.
+TF_MARKS = [
+    *(mark for mark in rllib_support.RLLIB_MARKS if mark.name != "xdist_group"),
+    pytest.mark.xdist_group("tensorflow"),
+]
 
 # Name in a test's id -> (framework, eager tracing).
 FRAMEWORKS = {"tf": ("tf", False), "tf2": ("tf2", False), "tf2 traced": ("tf2", True)}

@@ -32,8 +32,8 @@ assert tf.compat.v1.keras.layers.Dense.__module__.startswith("tf_keras")
 
 @pytest.mark.parametrize(
     "first",
-    ["import rllib_integration", "import tensorflow", "import tensorflow, ray.rllib"],
-    ids=["integration first", "tensorflow first", "tensorflow and rllib first"],
+    ["import rllib_integration", "import tensorflow, ray.rllib"],
+    ids=["integration first", "tensorflow and rllib first"],
 )
 def test_keras_2_is_chosen_in_either_order_of_import(first: str) -> None:
     result = _run(first + _CHECK)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import rllib_support
+import rllib_tf_support
 import tensorflow as tf
 from gymnasium import spaces
 from ray.rllib.models.preprocessors import get_preprocessor
@@ -37,7 +38,7 @@ from rllib_integration.tf_distribution import (
 )
 from rllib_integration.tf_model import MaskedTFModel
 
-pytestmark = rllib_support.RLLIB_MARKS
+pytestmark = rllib_tf_support.TF_MARKS
 
 tf1 = tf.compat.v1
 in_graph_and_eager = pytest.mark.parametrize("name", ["tf", "tf2"])
@@ -55,8 +56,9 @@ def flat_observations(policy: Any, rows: int, seed: int = 0) -> np.ndarray[Any, 
     return np.stack([preprocessor.transform(observation) for observation in observations])
 
 
-@in_graph_and_eager
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "kind"), [("tf", "nested"), *(("tf2", kind) for kind in NETWORKS)]
+)
 def test_the_mask_never_reaches_the_value_function_or_the_logits(name: str, kind: str) -> None:
     """FAULTS C17, in the network that RLlib chooses for the observation without the mask."""
     policy = policy_of(masked(config_of(name, observation=kind)))

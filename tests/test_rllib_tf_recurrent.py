@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rllib_support
+import rllib_tf_support
 import tensorflow as tf
 from ray.rllib.models.tf.attention_net import AttentionWrapper
 from ray.rllib.models.tf.layers import RelativeMultiHeadAttention
@@ -18,7 +18,7 @@ from rllib_tf_support import A, config_of, gradients_of
 
 from rllib_integration.tf_attention import WindowedAttention, attend_within_window
 
-pytestmark = rllib_support.RLLIB_MARKS
+pytestmark = rllib_tf_support.TF_MARKS
 
 LSTM = {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 5}
 ATTENTION = {
