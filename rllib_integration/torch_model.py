@@ -99,9 +99,9 @@ class MaskedTorchModel(TorchModelV2, nn.Module):
             model_config.get("use_lstm") or model_config.get("use_attention")
         )
         self._features: Tensor | None = None
-        self._logits_layer = _find_logits_layer(self.network)
-        if self._logits_layer is not None:
-            self._logits_layer.register_forward_pre_hook(self._keep_features)
+        logits_layer = _find_logits_layer(self.network)
+        if logits_layer is not None:
+            logits_layer.register_forward_pre_hook(self._keep_features)
         self.view_requirements = {
             **self.network.view_requirements,
             SampleBatch.OBS: ViewRequirement(shift=0, space=obs_space),
@@ -132,13 +132,14 @@ class MaskedTorchModel(TorchModelV2, nn.Module):
     @property
     def feature_size(self) -> int:
         """Length of ``features()`` along the last axis."""
-        if self._logits_layer is None:
+        logits_layer = _find_logits_layer(self.network)
+        if logits_layer is None:
             raise MaskError(
                 f"{type(self.network).__name__} has no logits layer under a name RLlib's networks "
                 "use, so the size of its features is not known. Size the training layers from "
                 "your own network's attributes."
             )
-        return int(next(self._logits_layer.parameters()).shape[1])
+        return int(next(logits_layer.parameters()).shape[1])
 
     def features(self) -> Tensor:
         """The input of the network's logits layer, ``[B, n]``, in the last forward pass.
@@ -203,6 +204,11 @@ class MaskedTorchModel(TorchModelV2, nn.Module):
     @override(ModelV2)
     def metrics(self) -> dict[str, Any]:
         return self.network.metrics()
+
+    @override(TorchModelV2)
+    def variables(self, as_dict: bool = False) -> Any:
+        """The parameters, each once; RLlib 2.60 counts those of shared layers twice by name."""
+        return dict(self.named_parameters()) if as_dict else list(self.parameters())
 
     @override(ModelV2)
     def is_time_major(self) -> bool:

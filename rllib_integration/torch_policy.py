@@ -9,6 +9,7 @@ by name, are part of it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,6 +51,7 @@ class MaskedPPOTorchPolicy(PPOTorchPolicy):
         config = prepare_policy_config(config)
         self.loss_terms = LossTerms(config["loss_terms"], config["loss_coeffs"])
         self.row_report = RowReport(type(self).__name__)
+        self._tower = threading.local()  # RLlib computes the losses of several GPUs in threads.
         super().__init__(observation_space, action_space, config)
 
     @override(TorchPolicyV2)
@@ -72,6 +74,7 @@ class MaskedPPOTorchPolicy(PPOTorchPolicy):
     @override(PPOTorchPolicy)
     def loss(self, model: Any, dist_class: Any, train_batch: SampleBatch) -> Tensor:
         """The sum of ``loss_parts``, each times its coefficient; keeps each for the metrics."""
+        self._tower.model = model
         parts = self.loss_parts(model, dist_class, train_batch)
         # A part with coefficient 0 is left out: 0 times an infinite KL would be NaN.
         used = [coeff * value for coeff, value in parts.values() if coeff != 0.0]
@@ -193,19 +196,14 @@ class MaskedPPOTorchPolicy(PPOTorchPolicy):
 
     @override(PPOTorchPolicy)
     def extra_grad_process(self, optimizer: Any, loss: Tensor) -> dict[str, Any]:
-        """Clip; report the share of ``custom_loss`` and the config's gradient statistics."""
-        info: dict[str, Any] = {}
-        before = self.model.tower_stats.get("total_loss")
-        if before is not None:
-            info["custom_loss"] = float(loss.detach() - before)
+        """Keep the share of ``custom_loss`` and the config's gradient statistics, then clip."""
+        model = self._tower.model
+        model.tower_stats["custom_loss"] = loss.detach() - model.tower_stats["total_loss"]
         if self.config["grad_stats"]:
-            gradients = {
-                name: p.grad for name, p in self.model.named_parameters() if p.grad is not None
-            }
+            gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
             for name, hook in self.config["grad_stats"].items():
-                info[name] = float(hook(self, gradients))
-        info.update(apply_grad_clipping(self, optimizer, loss))
-        return info
+                model.tower_stats[name] = torch.as_tensor(hook(self, gradients)).detach()
+        return apply_grad_clipping(self, optimizer, loss)
 
     @override(PPOTorchPolicy)
     def stats_fn(self, train_batch: SampleBatch) -> dict[str, Any]:

@@ -71,6 +71,10 @@ def test_the_network_inside_is_the_one_rllib_chooses_for_the_observation(kind: s
     policy = worker.get_policy()
     assert type(policy.model) is MaskedTorchModel
     assert type(policy.model.network) is NETWORKS[kind]
+    assert all(name.startswith("network.") for name in policy.model.state_dict())
+    by_name = policy.model.variables(as_dict=True)
+    assert len(by_name) == len(policy.model.variables()) == len(set(map(id, by_name.values())))
+    assert len(policy.model.trainable_variables(as_dict=True)) == len(by_name)
     batch = sampled(worker)
     assert batch[SampleBatch.ACTION_DIST_INPUTS].shape == (64, 2 * 6)
     stats = policy.learn_on_batch(batch)["learner_stats"]

@@ -123,6 +123,27 @@ def test_the_models_own_custom_loss_is_in_the_loss_and_in_the_metrics() -> None:
     assert np.abs(weights_of(policy)["position_head.weight"] - before).max() > 0
 
 
+def test_several_gpus_each_report_their_share() -> None:
+    """RLlib splits the batch over copies of the model; here over two pretended GPUs."""
+    config = masked(
+        model={"custom_model": OwnLoss},
+        loss_terms={"position": position_loss},
+        grad_stats={"entries": lambda policy, gradients: float(len(gradients))},
+    )
+    worker = worker_of(config.resources(num_gpus=2, _fake_gpus=True))
+    policy, batch = worker.get_policy(), sampled(worker)
+    assert len(policy.model_gpu_towers) == 2
+    before = weights_of(policy)
+    policy.load_batch_into_buffer(batch)
+    result = policy.learn_on_loaded_batch()
+    for tower in ("tower_0", "tower_1"):
+        stats = result[tower]["learner_stats"]
+        assert stats["custom_loss"] == pytest.approx(3 * stats["loss_terms/position"], rel=1e-4)
+        assert stats["entries"] == len(before)
+        assert np.isfinite(stats["kl"])
+    assert any((before[n] != w).any() for n, w in weights_of(policy).items())
+
+
 def test_the_report_adds_up_to_the_gradient_of_the_loss() -> None:
     worker = worker_of(with_head(entropy_coeff=0.01))
     policy, batch = worker.get_policy(), sampled(worker)
