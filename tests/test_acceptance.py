@@ -1,4 +1,4 @@
-"""The acceptance runs can fail: each kind of fault is seen, and a bad cell does not end the rest."""
+"""Acceptance runs can fail: each kind of fault is seen, and a bad cell does not end the rest."""
 
 from __future__ import annotations
 
