@@ -9,6 +9,7 @@ by name, are part of it.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -218,9 +219,10 @@ class MaskedPPOTorchPolicy(PPOTorchPolicy):
         )
         names = dict.fromkeys(k for model in self.model_gpu_towers for k in model.tower_stats)
         for name in names:
-            towers = torch.stack([s.float() for s in self.get_tower_stats(name)])
-            value = towers.max() if name.startswith("max_") else towers.nanmean()
-            stats[_RLLIB_NAMES.get(name, name)] = float(value)
+            values = [float(m.tower_stats[name]) for m in self.model_gpu_towers]
+            known = [value for value in values if not math.isnan(value)] or [math.nan]
+            largest = name.startswith("max_")
+            stats[_RLLIB_NAMES.get(name, name)] = max(known) if largest else sum(known) / len(known)
         return stats
 
     @override(PPOTorchPolicy)
