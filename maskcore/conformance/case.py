@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ __all__ = ["Case", "loud_rows", "support"]
 Array = NDArray[Any]
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
+T = TypeVar("T")
 
 
 def loud_rows(logits: Array, mask: BoolArray) -> BoolArray:
@@ -38,6 +40,7 @@ class Case:
         q_logits, q_mask: The second policy, ``[..., A]``.
         cotangent: ``[...]`` weights of the rows in the scalar that gradients are taken of.
         entry_cotangent: ``[..., A]`` weights of the entries, for entrywise quantities.
+        turn: Which of its quantities a row that is about all of them looks at; see ``turns``.
     """
 
     logits: Array
@@ -47,6 +50,11 @@ class Case:
     q_mask: BoolArray
     cotangent: Array
     entry_cotangent: Array
+    turn: int = 0
+
+    def turns(self, names: Sequence[T], *, most: int = 2) -> list[T]:
+        """``most`` of ``names``, others in other cases: all of them in every case take too long."""
+        return [names[(self.turn + i) % len(names)] for i in range(min(most, len(names)))]
 
     @property
     def shape(self) -> tuple[int, ...]:

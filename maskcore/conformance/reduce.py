@@ -18,6 +18,7 @@ from maskcore.conformance.case import Case, loud_rows
 __all__ = ["reduce_case"]
 
 Array = NDArray[Any]
+_ARRAYS = [f.name for f in dataclasses.fields(Case) if f.name != "turn"]
 _SIMPLE = (0.0, 1.0, -1.0, 2.0)
 
 
@@ -83,7 +84,8 @@ def _one_row(case: Case) -> Iterator[Case]:
     if len(shapes) > 1 or case.logits.ndim != 2 or len(case.logits) == 1:
         return
     for i in range(len(case.logits)):
-        yield Case(**{f.name: getattr(case, f.name)[i : i + 1] for f in dataclasses.fields(case)})
+        parts = {name: getattr(case, name)[i : i + 1] for name in _ARRAYS}
+        yield dataclasses.replace(case, **parts)
 
 
 def _fewer_actions(case: Case) -> Iterator[Case]:
@@ -93,9 +95,9 @@ def _fewer_actions(case: Case) -> Iterator[Case]:
             continue
         keep = np.arange(A) != drop
         parts = {
-            f.name: getattr(case, f.name)[..., keep]
-            for f in dataclasses.fields(case)
-            if f.name not in ("actions", "cotangent")
+            name: getattr(case, name)[..., keep]
+            for name in _ARRAYS
+            if name not in ("actions", "cotangent")
         }
         actions = case.actions - (case.actions > drop)
         yield dataclasses.replace(case, actions=actions, **parts)

@@ -134,6 +134,7 @@ def broadcast_cases(draw: DrawFn, *, dtypes: Sequence[str] = ("float32",)) -> Ca
         q_mask,
         np.resize(base.cotangent, batch),
         entries,
+        base.turn,
     )
 
 
@@ -233,4 +234,5 @@ def _case(
         q_mask=q_mask,
         cotangent=_COTANGENTS[header[:, 5] % len(_COTANGENTS)],
         entry_cotangent=_COTANGENTS[body[..., 8] % len(_COTANGENTS)],
+        turn=int(header[0, 6]),
     )

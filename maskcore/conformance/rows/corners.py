@@ -21,8 +21,8 @@ Array = NDArray[Any]
 LOUD = cases(loud=True)
 
 
-def values(m: Adapter, c: Case) -> Iterator[tuple[str, Array]]:
-    """Every value that the module has, one after the other: what it is, and the array."""
+def values(m: Adapter, c: Case, *, most: int = 2) -> Iterator[tuple[str, Array]]:
+    """Values that the module has, ``most`` functions a case: what it is, and the array."""
     one, pair = (c.logits, c.mask), (c.logits, c.q_logits)
     calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         "masked_softmax": (one, {}),
@@ -33,9 +33,9 @@ def values(m: Adapter, c: Case) -> Iterator[tuple[str, Array]]:
         "cross_entropy": (pair, c.masks),
         "mode": (one, {}),
     }
-    for name, (args, kwargs) in calls.items():
-        if m.lacks(name) is None:
-            yield name, m.call(name, *args, **kwargs)
+    for name in c.turns([name for name in calls if m.lacks(name) is None], most=most):
+        args, kwargs = calls[name]
+        yield name, m.call(name, *args, **kwargs)
 
 
 def _clean(c: Case) -> Case:
@@ -183,9 +183,8 @@ def arguments_unchanged(m: Adapter, c: Case) -> None:
         "cross_entropy": (pair, masks),
         "evaluate_actions": ((*one, native["actions"]), {"old_logits": native["q_logits"]}),
     }
-    for function, (args, kwargs) in calls.items():
-        if m.lacks(function) is not None:
-            continue
+    for function in c.turns([name for name in calls if m.lacks(name) is None]):
+        args, kwargs = calls[function]
         m.direct(function, *args, **kwargs)
         for name, array in native.items():
             same(m.to_numpy(array), getattr(c, name), f"{name} after {function}")
@@ -204,7 +203,7 @@ def no_rows(m: Adapter) -> None:
         np.zeros(0),
         np.zeros((0, 3)),
     )
-    for what, found in values(m, c):
+    for what, found in values(m, c, most=99):
         shape = (0, 3) if "softmax" in what else (0,)
         if found.shape != shape:
             raise Broken(f"{what} of no rows: found shape {found.shape}, expected {shape}")
@@ -224,7 +223,7 @@ def single_row_without_batch_axes(m: Adapter) -> None:
         np.array(1.0),
         np.ones(3),
     )
-    for what, found in values(m, c):
+    for what, found in values(m, c, most=99):
         shape = (3,) if "softmax" in what else ()
         if np.shape(found) != shape:
             raise Broken(f"{what}: found shape {np.shape(found)}, expected {shape}")

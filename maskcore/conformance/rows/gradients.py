@@ -21,21 +21,23 @@ CORE = ("grad log_prob", "grad entropy")
 EPS64 = float(np.finfo(np.float64).eps)
 
 
-def gradients(m: Adapter, c: Case) -> Iterator[tuple[str, Array]]:
-    """Every gradient that the module has, one after the other: what it is of, ``[..., A]``."""
-    one, ct = (c.logits, c.mask), c.cotangent
-    if m.lacks("grad log_prob") is None:
-        yield "d log_prob", m.gradient("log_prob", *one, c.actions, cotangent=ct)[0]
-    if m.lacks("grad entropy") is None:
-        yield "d entropy", m.gradient("entropy", *one, cotangent=ct)[0]
-    for name in ("kl_divergence", "cross_entropy"):
-        if m.lacks(f"grad {name}") is None:
-            pair = m.gradient(name, c.logits, c.q_logits, wrt=(0, 1), cotangent=ct, **c.masks)
+_ONE = ("log_prob", "entropy", "masked_softmax", "masked_log_softmax")
+_PAIR = ("kl_divergence", "cross_entropy")
+
+
+def gradients(m: Adapter, c: Case, *, most: int = 2) -> Iterator[tuple[str, Array]]:
+    """Gradients that the module has, ``most`` functions a case: what it is of, ``[..., A]``."""
+    names = [name for name in (*_ONE, *_PAIR) if m.lacks(f"grad {name}") is None]
+    for name in c.turns(names, most=most):
+        if name in _PAIR:
+            arguments: dict[str, Any] = {"wrt": (0, 1), "cotangent": c.cotangent, **c.masks}
+            pair = m.gradient(name, c.logits, c.q_logits, **arguments)
             yield f"d {name} / d p", pair[0]
             yield f"d {name} / d q", pair[1]
-    for name in ("masked_softmax", "masked_log_softmax"):
-        if m.lacks(f"grad {name}") is None:
-            yield f"d {name}", m.gradient(name, *one, cotangent=c.entry_cotangent)[0]
+        else:
+            actions = (c.actions,) if name == "log_prob" else ()
+            weight = c.entry_cotangent if "softmax" in name else c.cotangent
+            yield f"d {name}", m.gradient(name, c.logits, c.mask, *actions, cotangent=weight)[0]
 
 
 def gradient_bound(c: Case, exact: Array, *, relative_to: Array | None = None) -> Array:
