@@ -219,7 +219,8 @@ class MaskedPPOTorchPolicy(PPOTorchPolicy):
         )
         names = dict.fromkeys(k for model in self.model_gpu_towers for k in model.tower_stats)
         for name in names:
-            values = [float(m.tower_stats[name]) for m in self.model_gpu_towers]
+            towers = [m.tower_stats for m in self.model_gpu_towers if name in m.tower_stats]
+            values = [float(tower[name]) for tower in towers]
             known = [value for value in values if not math.isnan(value)] or [math.nan]
             largest = name.startswith("max_")
             stats[_RLLIB_NAMES.get(name, name)] = max(known) if largest else sum(known) / len(known)
