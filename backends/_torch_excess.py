@@ -35,38 +35,46 @@ _SERIES = (
 )
 
 
+def largest(s: Tensor, square: Tensor | None = None) -> tuple[float, Tensor]:
+    """The largest |s|, NaN if there is one, and ``s * s`` in the buffer."""
+    square = torch.mul(s, s, out=square)
+    return math.sqrt(square.amax().item()), square
+
+
 def excess(
     s: Tensor,
     p: Tensor,
+    reach: float,
+    square: Tensor,
     *,
     w: Tensor | None = None,
-    square: Tensor | None = None,
     scratch: Tensor | None = None,
-) -> tuple[Tensor, Tensor, float]:
+) -> tuple[Tensor, Tensor]:
     """``sum p phi(s)`` of rows ``[n, A]``, in buffers where they are given.
 
+    Args:
+        s, p: ``[n, A]``.
+        reach, square: From ``largest(s)``; ``square`` is overwritten.
+
     Returns:
-        The sums ``[n, 1]``; ``p expm1(s)``, with s cut at FARTHEST; the largest |s|.
+        The sums ``[n, 1]``, and ``p expm1(s)`` with s cut at FARTHEST.
     """
-    square = torch.mul(s, s, out=square)
-    reach = math.sqrt(square.amax().item())
     if reach <= NEAR:
         w = torch.expm1(s, out=w).mul_(p)
-        value = _series(s, square, reach, scratch).mul_(w).sum(-1, keepdim=True)
-        return value, w, reach
+        return _series(s, square, reach, scratch).mul_(w).sum(-1, keepdim=True), w
     if not reach <= FARTHEST:
         s = s.clamp(max=FARTHEST)
     w = torch.expm1(s, out=w)
     value = torch.sub(w, s, out=scratch).mul_(p).sum(-1, keepdim=True)
-    variance = torch.mul(square, p, out=scratch).sum(-1, keepdim=True)
-    if not (variance * (variance - SMALL_VARIANCE)).amin().item() >= 0:
+    variance = square.mul_(p).sum(-1, keepdim=True)
+    if not (variance * (variance - constant(SMALL_VARIANCE, s.dtype))).amin().item() >= 0:
         near = s.clamp(-NEAR, NEAR)
         near_expm1 = torch.expm1(near)
         torch.mul(near, near, out=square)
         value = _series(near, square, NEAR, scratch).mul_(near_expm1)
         further = torch.sub(w, near_expm1, out=near_expm1).sub_(near.neg_().add_(s))  # 0 if near
         value = value.add_(further).mul_(p).sum(-1, keepdim=True)
-    return value, w.mul_(p), reach
+    return value, w.mul_(p)
 
 
 def _series(s: Tensor, square: Tensor, reach: float, out: Tensor | None) -> Tensor:

@@ -22,13 +22,14 @@ takes the plain formulas there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from backends._torch_block import (
     LOWEST,
+    SMALL,
     Space,
     constant,
     log_largest,
@@ -36,11 +37,13 @@ from backends._torch_block import (
     selected,
     softmax,
 )
-from backends._torch_excess import FARTHEST, NEAR, excess
+from backends._torch_excess import FARTHEST, NEAR, excess, largest
 from backends._torch_plain import exact_difference
 
 DOUBT = 512.0  # (sum p D)^2 / KL from which rounding of D = z - z_old is looked into
-TEXTBOOK = 0.5  # KL from which the difference of the log-sum-exps is used
+BEYOND = 0.9 * FARTHEST
+MIDDLE = 8.0  # |s| from which a large KL is the difference of the log-sum-exps
+TEXTBOOK = 0.5  # KL that is large
 
 
 class Policy(NamedTuple):
@@ -75,7 +78,7 @@ class Block:
     s: Tensor | None = None  # z - z_old - mu
     w: Tensor | None = None  # p_old expm1(s)
     large: Tensor | None = None  # KL > TEXTBOOK; None where no row can be
-    exact: Tensor | None = None  # [k] rows where s includes what rounding of z - z_old lost
+    exact: Tensor | slice | None = None  # rows where s includes what rounding of z - z_old lost
     bad: Tensor | None = None  # rows whose results are not to be used; None where there are none
 
 
@@ -88,9 +91,9 @@ def evaluate(policy: Policy, space: Space) -> Block:
     z, old, legal, _, actions, with_entropy = policy
     x, select, _ = masked(z, old, legal, space)
     top = x.amax(-1, keepdim=True)
-    t, probs, largest = softmax(x, top, space)
+    t, probs, p_max = softmax(x, top, space)
     p = probs[0]
-    log_top, heavy = log_largest(p, largest[0], space)
+    log_top, heavy = log_largest(p, p_max[0], space)
     block = Block(t, p, heavy, top)
     check = log_top
     if actions is not None:
@@ -104,7 +107,7 @@ def evaluate(policy: Policy, space: Space) -> Block:
         s = block.s = _difference(z, old, select, None if space.x is None else x[1])
         mu = block.mu = torch.mul(p_old, s, out=space.scratch).sum(-1, keepdim=True)
         s.sub_(mu)
-        check = _kl(block, largest[1], log_top, space)
+        check = _kl(policy, block, p_max[1], log_top, space)
     _name_bad_rows(policy, block, check)
     return block
 
@@ -122,7 +125,7 @@ def refill(policy: Policy, block: Block, space: Space) -> None:
         s = block.s = _difference(z, old, select, None if space.x is None else x[1])
         s.sub_(block.mu)
         if block.exact is not None:
-            s[block.exact] = _exact_s(policy, block, block.exact)
+            s[block.exact] = _exact_s(policy, block.p_old[block.exact], block.exact)
         far = block.large is not None
         block.w = torch.expm1(s.clamp(max=FARTHEST) if far else s, out=space.w).mul_(block.p_old)
 
@@ -132,21 +135,29 @@ def _difference(z: Tensor, old: Tensor, select: Tensor, out: Tensor | None) -> T
     return selected(torch.sub(z, old, out=out), select)
 
 
-def _kl(block: Block, largest_old: Tensor, log_top: Tensor, space: Space) -> Tensor:
+def _kl(policy: Policy, block: Block, p_max_old: Tensor, log_top: Tensor, space: Space) -> Tensor:
     """Put KL(old | new) into the block; return what is > 0 where rounding of D may show."""
-    mu, s, p_old = block.mu, block.s, block.p_old
-    if mu is None or s is None or p_old is None:
-        raise AssertionError
-    value, block.w, reach = excess(s, p_old, w=space.w, square=space.square, scratch=space.scratch)
+    p_old, s, mu = cast("tuple[Tensor, Tensor, Tensor]", (block.p_old, block.s, block.mu))
+    reach, square = largest(s, space.square)
+    near, exact = reach <= NEAR, space.x is None
+    if not near and exact:  # for small blocks at once, for others in `_correct`
+        s = block.s = _exact_s(policy, p_old, slice(None))
+    value, block.w = excess(s, p_old, reach, square, w=space.w, scratch=space.scratch)
     block.kl = value.log1p()
-    if not reach <= NEAR:
-        textbook = (block.top[0] - block.top[1]).sub_(mu).add_(largest_old.log()).sub_(log_top)
-        block.large = textbook > constant(TEXTBOOK, s.dtype)
-        block.kl = torch.where(block.large, textbook, block.kl)
-        value = torch.where(block.large, textbook * textbook, value)
-        if not reach <= 0.9 * FARTHEST:
-            cut = ~block.large & (s.amax(-1, keepdim=True) > 0.9 * FARTHEST)
-            value = torch.where(cut, torch.nan, value)
+    if not near:
+        if not reach <= (BEYOND if exact else MIDDLE):
+            textbook = (block.top[0] - block.top[1]).sub_(mu).add_(p_max_old.log()).sub_(log_top)
+            beyond, use = s.amax(-1, keepdim=True) > BEYOND, textbook > TEXTBOOK
+            bad = beyond & ~use
+            if exact:
+                use &= beyond
+                bad |= use & (mu.abs() > 33 * textbook)
+            block.kl = torch.where(use, textbook, block.kl)
+            value = torch.where(bad, torch.nan, value)
+        block.large = block.kl > constant(TEXTBOOK, s.dtype)
+        if exact:
+            return value.neg_()
+        value = torch.where(block.large, block.kl * block.kl, value)
     return torch.addcmul(value * constant(-DOUBT, s.dtype), mu, mu)
 
 
@@ -162,42 +173,50 @@ def _name_bad_rows(policy: Policy, block: Block, check: Tensor) -> None:
         bad |= block.log_prob == -torch.inf
     if block.kl is not None:
         bad |= ~torch.isfinite(block.kl)
-        doubtful = ((check > 0) & ~bad).squeeze(-1).nonzero().squeeze(-1)
-        if len(doubtful):
-            _correct(policy, block, doubtful, bad)
+        doubtful = (check > 0) & ~bad
+        if bool(doubtful.any()):
+            small = block.p.numel() <= SMALL
+            rows = slice(None) if small else doubtful.squeeze(-1).nonzero().squeeze(-1)
+            _correct(policy, block, rows, bad)
     if bool(bad.any()):
         block.bad = bad
 
 
-def _correct(policy: Policy, block: Block, rows: Tensor, bad: Tensor) -> None:
+def _correct(policy: Policy, block: Block, rows: Tensor | slice, bad: Tensor) -> None:
     """Include what rounding of z - z_old lost where it costs KL or its gradient their accuracy."""
-    z, old, p, s = (x[rows] for x in (policy.logits, policy.old_logits, block.p_old, block.s))  # pyright: ignore
-    w, kl, mu = (x[rows].abs() for x in (block.w, block.kl, block.mu))  # pyright: ignore
-    eps = torch.finfo(z.dtype).eps
-    lost = torch.where(p > 0, p * exact_difference(z, old)[1].abs(), 0)
-    shows = ((lost * s.abs()).sum(-1, keepdim=True) > 30 * eps * kl) | (
-        lost.amax(-1, keepdim=True) > 3 * eps * w.amax(-1, keepdim=True)
-    )
-    shows = torch.where(kl > TEXTBOOK, mu > 33 * kl, shows)
-    rows = rows[shows.squeeze(-1)]
-    if not len(rows):
-        return
-    s = _exact_s(policy, block, rows)
-    value, w, reach = excess(s, block.p_old[rows])  # pyright: ignore
-    block.exact, block.s[rows], block.w[rows], block.kl[rows] = rows, s, w, value.log1p()  # pyright: ignore
-    if block.large is not None:
-        block.large[rows] = False
-    if not reach <= 0.9 * FARTHEST:
-        bad[rows] |= s.amax(-1, keepdim=True) > 0.9 * FARTHEST
+    p, kl, mu = block.p_old[rows], block.kl[rows], block.mu[rows].abs()  # pyright: ignore
+    if isinstance(rows, Tensor):  # most rows in doubt are right: find those that are not
+        s, w, eps = block.s[rows], block.w[rows], torch.finfo(p.dtype).eps  # pyright: ignore
+        _, lost = exact_difference(policy.logits[rows], policy.old_logits[rows])  # pyright: ignore
+        lost = torch.where(p > 0, p * lost.abs(), 0)
+        shows = ((lost * s.abs()).sum(-1, keepdim=True) > 30 * eps * kl) | (
+            lost.amax(-1, keepdim=True) > 3 * eps * w.abs().amax(-1, keepdim=True)
+        )
+        shows = torch.where(kl > TEXTBOOK, mu > 33 * kl, shows).squeeze(-1)
+        rows, p, kl, mu = rows[shows], p[shows], kl[shows], mu[shows]
+        if not len(rows):
+            return
+    s = _exact_s(policy, p, rows)
+    reach, square = largest(s)
+    value, w = excess(s, p, reach, square)
+    block.s[rows], block.w[rows], block.exact = s, w, rows  # pyright: ignore
+    if block.large is None:
+        block.kl[rows] = value.log1p_()  # pyright: ignore
+    else:
+        large = block.large[rows] & (mu <= 33 * kl)
+        block.kl[rows], block.large[rows] = torch.where(large, kl, value.log1p_()), large  # pyright: ignore
+        if not reach <= BEYOND:
+            bad[rows] |= ~large & (s.amax(-1, keepdim=True) > BEYOND)
+    bad |= ~torch.isfinite(block.kl)  # pyright: ignore
 
 
-def _exact_s(policy: Policy, block: Block, rows: Tensor) -> Tensor:
-    z, old, legal, s, p = (
-        x[rows]  # pyright: ignore
-        for x in (policy.logits, policy.old_logits, policy.legal, block.s, block.p_old)
-    )
-    s = s + torch.where(legal, exact_difference(z, old)[1], 0)
-    return s - (p * s).sum(-1, keepdim=True)
+def _exact_s(policy: Policy, p: Tensor, rows: Tensor | slice) -> Tensor:
+    """``D - sum p D``, taken relative to D at the largest p, with what rounding loses of D."""
+    d, lost = exact_difference(policy.logits[rows], policy.old_logits[rows])  # pyright: ignore
+    k = p.argmax(-1, keepdim=True)
+    s = (d - d.gather(-1, k)).add_(lost - lost.gather(-1, k))
+    s = torch.where(policy.legal[rows], s, constant(0.0, s.dtype))
+    return s.sub_((p * s).sum(-1, keepdim=True))
 
 
 def gradient(

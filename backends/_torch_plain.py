@@ -171,6 +171,7 @@ def pair(p: Rows, q: Rows) -> Pair:
 
     d, lost = exact_difference(torch.where(both, q.z, 0), torch.where(both, p.z, 0))
     at_best = (d * p.best).sum(-1, keepdim=True).detach()
+    lost = torch.where(torch.isfinite(lost), lost, 0)
     lost = lost - (lost * p.best).sum(-1, keepdim=True)
     t = torch.where(both, bounded((d - at_best) + lost), 0).clamp(max=torch.finfo(d.dtype).max)
     t = torch.where(both, bounded(t - (prob_p * t).sum(-1, keepdim=True)), 0)
@@ -188,12 +189,15 @@ def pair(p: Rows, q: Rows) -> Pair:
 
 
 def exact_difference(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """``a - b`` and what rounding lost of it (Knuth 1969, TwoSum); the loss is a constant."""
+    """``a - b`` and what rounding lost of it (Knuth 1969, TwoSum).
+
+    The loss is a constant to autograd, and NaN where ``a - b`` is not finite.
+    """
     d = a - b
     x, y, s = a.detach(), b.detach(), d.detach()
     virtual = s - x
     lost = (x - (s - virtual)) - (y + virtual)
-    return d, torch.where(torch.isfinite(lost), lost, 0)
+    return d, lost
 
 
 def convexity(t: Tensor) -> Tensor:
