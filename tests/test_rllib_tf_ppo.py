@@ -86,7 +86,7 @@ def tampered(batch: Any) -> tuple[Any, Any]:
     batch["obs"][4, batch["actions"][4]] = 0  # Illegal under the row's own mask.
     batch["action_dist_inputs"][7, A:] = 1  # The stored mask allows what the row's forbids.
     batch["action_dist_inputs"][9, A:] = 0  # No action was legal when the row was sampled.
-    batch["action_logp"][4] = -np.inf
+    batch["action_logp"][[4, 7]] = -np.inf  # As of an action that was illegal when it was taken.
     keep = np.isin(rows, [1, 4, 7, 9], invert=True)
     rest = SampleBatch({k: v[keep] for k, v in batch.items() if isinstance(v, np.ndarray)})
     return batch, rest
