@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ SMALL = 4096  # entries up to which `where` and fresh arrays beat bits and buffe
 SCRATCH = 3  # buffers of a block beside those that outlast it
 LOWEST = -1e30  # in place of log 0 where it meets the probability 0; never in a result
 
-_BITS = {torch.float32: (torch.int32, -(2**23)), torch.float64: (torch.int64, -(2**52))}
+# The integers of each dtype's size; the bits of -inf are minus that power of two.
+_BITS = {torch.float32: (torch.int32, 2**23), torch.float64: (torch.int64, 2**52)}
 
 
 @functools.cache
@@ -137,14 +138,23 @@ def masked(
     integer, infinite = _BITS[z.dtype]
     select, fill, bits = (b.view(integer) for b in (space.select, space.square, space.x))
     select.copy_(legal)
-    select.sub_(constant(1, integer))
-    torch.bitwise_and(select, constant(infinite, integer), out=fill)
-    select.bitwise_not_()
+    torch.add(constant(-infinite, integer), select, alpha=infinite, out=fill)
+    select.neg_()  # every bit where legal, none elsewhere
     torch.bitwise_and(z.view(integer), select, out=bits[0])
     if old is not None:
         torch.bitwise_and(old.view(integer), select, out=bits[1])
     bits.bitwise_or_(fill)
     return space.x, select, fill
+
+
+def with_penalty(z: Tensor, legal: Tensor, space: Space) -> Tensor:
+    """Logits plus 0 or -inf, in a large block: NaN where NaN or +inf is under the mask."""
+    integer, infinite = _BITS[z.dtype]
+    select, fill, out = cast("tuple[Tensor, Tensor, Tensor]", (space.select, space.square, space.x))
+    allowed, penalty = select.view(integer), fill.view(integer)
+    allowed.copy_(legal)
+    torch.add(constant(-infinite, integer), allowed, alpha=infinite, out=penalty)
+    return torch.add(z, fill, out=out[0])
 
 
 def selected(x: Tensor, select: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.distributions.utils import lazy_property
 
 from backends import _torch_functions as functions
 from backends._torch_inputs import TensorLike, as_legal, as_logits, batch_of, working
-from backends._torch_sampling import draw
+from backends._torch_sampling import sample
 
 __all__ = ["MaskedCategorical"]
 
@@ -114,7 +114,9 @@ class MaskedCategorical(Distribution):
 
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """``[*sample_shape, ...]`` int64 actions; never an illegal one."""
-        return draw(working(self._raw.detach()), self._mask, tuple(sample_shape), None)
+        shape = torch.Size(sample_shape)
+        actions, _ = sample(working(self._raw.detach()), self._mask, count=shape.numel())
+        return actions.movedim(-1, 0).reshape((*shape, *self.batch_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """``[...]`` log-probability in nats of the actions ``value``."""

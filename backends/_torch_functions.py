@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from backends import _torch_autograd as fast
 from backends import _torch_plain as plain
+from backends import _torch_sampling as sampling
 from backends._torch_fused import Policy
 from backends._torch_inputs import (
     TensorLike,
@@ -26,7 +27,6 @@ from backends._torch_inputs import (
     refuse_actions,
     working,
 )
-from backends._torch_sampling import draw
 from maskcore.masks import MaskError
 
 
@@ -159,7 +159,7 @@ def mode(logits: TensorLike, mask: TensorLike) -> Tensor:
     tensor(0)
     """
     z, legal, _ = _read(logits, mask)
-    return plain.mode(z.detach(), legal)
+    return sampling.mode(z.detach(), legal)
 
 
 def sample(
@@ -180,7 +180,24 @@ def sample(
     tensor(2)
     """
     z, legal, _ = _read(logits, mask)
-    return draw(z.detach(), legal, (), generator)
+    return sampling.sample(z.detach(), legal, generator=generator)[0].squeeze(-1)
+
+
+def sample_with_log_prob(
+    logits: TensorLike, mask: TensorLike, *, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
+    """Draw one action a row and give its log_prob, for the price of the draw; as ``sample``.
+
+    Returns:
+        Actions ``[...]`` int64 and their log-probabilities ``[...]`` in nats. These are the numbers
+        that ``log_prob`` gives for the actions, but constants: no gradient flows.
+
+    >>> sample_with_log_prob(torch.tensor([1.0, 9.0]), torch.tensor([True, False]))
+    (tensor(0), tensor(0.))
+    """
+    z, legal, dtype = _read(logits, mask)
+    actions, log_prob = sampling.sample(z.detach(), legal, generator=generator)
+    return actions.squeeze(-1), log_prob.squeeze(-1).to(dtype)
 
 
 def evaluate_actions(

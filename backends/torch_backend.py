@@ -44,6 +44,7 @@ from backends._torch_functions import (
     masked_softmax,
     mode,
     sample,
+    sample_with_log_prob,
 )
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "masked_softmax",
     "mode",
     "sample",
+    "sample_with_log_prob",
     "to_numpy",
     "vjp",
 ]
