@@ -2,7 +2,9 @@
 
 from benchmarks.mutations.mutation import Mutation
 from benchmarks.mutations.of_numpy import OF_NUMPY
+from benchmarks.mutations.of_tf import OF_TF
+from benchmarks.mutations.of_torch import OF_TORCH
 
-MUTATIONS: tuple[Mutation, ...] = (*OF_NUMPY,)
+MUTATIONS: tuple[Mutation, ...] = (*OF_NUMPY, *OF_TORCH, *OF_TF)
 
 __all__ = ["MUTATIONS", "Mutation"]
