@@ -1,4 +1,4 @@
-"""MaskedPPO on TensorFlow as a whole: workers, metrics, checkpoints in another process, Tune."""
+"""MaskedPPO on TensorFlow as a whole: workers, metrics, checkpoints in another process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import rllib_support
-from ray import tune
 from rllib_support import (
     SMALL,
     MaskedChainEnv,
@@ -158,26 +157,3 @@ def test_a_checkpoint_gives_the_same_actions_in_another_process(name: str, tmp_p
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     np.testing.assert_array_equal(np.load(paths["actions"]), expected)
-
-
-def test_tune_searches_over_the_kl_coefficient_and_a_loss_coefficient(tmp_path: Path) -> None:
-    """Issue 4.9: two trials of MaskedPPO on tf2."""
-    config = masked(
-        config_of("tf2 traced"),
-        model={"custom_model": PredictsPosition},
-        loss_terms={"position": position_loss},
-        kl_coeff=tune.grid_search([0.1, 0.3]),
-        loss_coeffs={"position": tune.choice([0.5])},
-    )
-    results = tune.Tuner(
-        config.algo_class,
-        param_space=config,
-        run_config=tune.RunConfig(
-            stop={"training_iteration": 2}, storage_path=str(tmp_path), verbose=0
-        ),
-    ).fit()
-    assert not results.errors
-    stats = [learner_stats(result.metrics) for result in results]
-    assert len(stats) == 2
-    assert all(s["loss_coeffs/position"] == 0.5 for s in stats)
-    assert all(np.isfinite(s["kl"]) for s in stats)
