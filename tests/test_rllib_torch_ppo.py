@@ -13,6 +13,7 @@ from ray.rllib.algorithms.ppo.ppo_torch_policy import PPOTorchPolicy
 from ray.rllib.policy.sample_batch import SampleBatch
 from rllib_support import MaskedChainEnv, masked, old_stack, sampled, weights_of, worker_of
 
+import maskcore
 from maskcore import MaskError
 from rllib_integration import with_action_masking
 from rllib_integration.torch_policy import MaskedPPOTorchPolicy
@@ -164,6 +165,26 @@ def test_a_kl_coefficient_of_zero_keeps_an_infinite_kl_out() -> None:
     assert torch.isinf(parts["kl"][1])
     loss = policy.loss(policy.model, policy.dist_class, policy._lazy_tensor_dict(batch))
     assert torch.isfinite(loss)
+    stats = policy.stats_fn(batch)
+    assert stats["rows_nonfinite_logits"] > 0
+    assert np.isfinite(stats["kl"])  # What feeds kl_coeff: the rows with a finite KL.
+
+
+def test_the_kl_is_that_of_the_stored_mask_and_the_new_one() -> None:
+    """A stored mask that allows less than the row's own: no fault, and not the same mask."""
+    worker = worker_of(masked())
+    policy, batch = moved(worker.get_policy()), sampled(worker)
+    old = batch["action_dist_inputs"] = batch["action_dist_inputs"].copy()
+    old[::2, A:] = np.eye(A, dtype=np.float32)[batch["actions"][::2]]
+    parts = policy.loss_parts(policy.model, policy.dist_class, policy._lazy_tensor_dict(batch))
+    with torch.no_grad():
+        new = policy.model({"obs": torch.from_numpy(batch["obs"])})[0].numpy()
+    expected = maskcore.kl_divergence(
+        old[:, :A], new[:, :A], p_mask=old[:, A:] != 0, q_mask=new[:, A:] != 0
+    )
+    assert expected[::2].min() > 0.1
+    assert parts["kl"][1].item() == pytest.approx(expected.mean(), rel=1e-5)
+    assert policy.stats_fn(batch)["rows_masks_differ"] == 0
 
 
 def test_without_a_critic_or_a_kl_the_loss_is_the_surrogate_and_the_entropy() -> None:
