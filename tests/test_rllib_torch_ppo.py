@@ -176,7 +176,7 @@ def test_the_kl_is_that_of_the_stored_mask_and_the_new_one() -> None:
     policy, batch = moved(worker.get_policy()), sampled(worker)
     old = batch["action_dist_inputs"] = batch["action_dist_inputs"].copy()
     old[::2, A:] = np.eye(A, dtype=np.float32)[batch["actions"][::2]]
-    parts = policy.loss_parts(policy.model, policy.dist_class, policy._lazy_tensor_dict(batch))
+    parts = policy.loss_parts(policy.model, policy.dist_class, policy.prepared(batch))
     with torch.no_grad():
         new = policy.model({"obs": torch.from_numpy(batch["obs"])})[0].numpy()
     expected = maskcore.kl_divergence(
