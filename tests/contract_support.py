@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -31,9 +34,35 @@ if importlib.util.find_spec("ml_dtypes") is None:
 NOT_CLAIMED: dict[str, dict[str, str]] = {"numpy": NUMPY, "torch": {}, "tf": {}, "spec": SPEC}
 
 
-def require(row: Row, adapter: Adapter, name: str) -> Result:
+# Rows about what is refused need values to be looked at, which a graph cannot do.
+EAGER_GROUPS = ("mask", "fault")
+EAGER_EXAMPLES = 10
+
+
+def require_everywhere(row: Row, backend: ModuleType) -> int:
+    """Require a row of a backend in each of its modes; returns how many examples ran.
+
+    TensorFlow runs every row eagerly, and in graphs with as many examples as the profile says.
+    """
+    if backend.NAME != "tf":
+        return require(row, Adapter(backend), backend.NAME).examples
+    if row.group in EAGER_GROUPS:
+        return require(row, Adapter(backend), "tf").examples
+    eager = require(row, Adapter(backend), "tf", examples=EAGER_EXAMPLES)
+    graphs = Adapter(_graph_mode(), source="backends.tf_backend")
+    return eager.examples + require(row, graphs, "tf").examples
+
+
+@functools.cache
+def _graph_mode() -> Any:
+    from tf_graph_mode import graph_mode  # here, so that other backends' tests load no TensorFlow
+
+    return graph_mode()
+
+
+def require(row: Row, adapter: Adapter, name: str, *, examples: int | None = None) -> Result:
     """The row's result; fails the test unless it holds or is listed as not claimed."""
-    result = check_row(row, adapter)
+    result = check_row(row, adapter, examples=examples)
     listed = NOT_CLAIMED[name].get(row.name)
     if result.verdict == "not claimed":
         assert listed is not None, f"{row.name} is not tested on {name}: {result.reason}"

@@ -10,15 +10,14 @@ from collections.abc import Callable
 from types import ModuleType
 
 import pytest
-from contract_support import NOT_CLAIMED, SPEC, require
+from contract_support import NOT_CLAIMED, SPEC, require, require_everywhere
 
-from maskcore.conformance import ROWS, Adapter, Row, load
+from maskcore.conformance import ROWS, Row, load
 
 
 def _test_of(row: Row) -> Callable[..., None]:
     def test(backend: ModuleType, record_property: Callable[[str, object], None]) -> None:
-        result = require(row, Adapter(backend), backend.NAME)
-        record_property("hypothesis examples", result.examples)
+        record_property("hypothesis examples", require_everywhere(row, backend))
 
     test.__name__ = test.__qualname__ = f"test_{row.name}"
     test.__doc__ = row.title
