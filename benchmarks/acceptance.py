@@ -95,7 +95,8 @@ def run_cell(cell: Cell, *, limit: float = TIME_LIMIT) -> Cell:
     try:
         cell.finding = Finding(**json.loads(lines[-1]))
     except (IndexError, ValueError, TypeError):
-        cell.error = (err.strip().splitlines() or ["no output"])[-1]
+        last = (err.strip().splitlines() or ["no output"])[-1]
+        cell.error = f"exit status {process.returncode}: {last}"
     return cell
 
 
