@@ -6,6 +6,8 @@ The identity of ``_tf_divergence``: with D = zq - zp over the support of p, ``mu
     exp(KL) - 1 = sum p (expm1(t) - t)          every term >= 0: nothing cancels
     dKL/dq = q - p = p expm1(t - KL)            dKL/dp = -p t
 
+The sum takes in what q gives to actions outside the support of p, where p exp(t) is q exp(KL).
+
 D, mu and t are float64 for float32 logits, which makes D exact and ``expm1(t) - t`` good to the
 last float32 digit from |t| = 1e-9 up. For float64 logits D carries its rounding error along and
 ``expm1(t) - t`` is a series near 0.
@@ -57,9 +59,9 @@ def pair(zp: Array, zq: Array, p: Rows, q: Rows) -> Pair:
     if far.size:
         row = far // t.shape[1]
         scale = np.exp(np.where(large, 0, shift))[row]
-        on = np.where(support.reshape(-1)[far], q.e.reshape(-1)[far], 0)
-        terms.reshape(-1)[far] = on * scale - w.reshape(-1)[far] * (1 + t.reshape(-1)[far])
-    close: Array = np.log1p(np.maximum(terms.sum(-1) / total, 0)) - _log_mass(support, q)
+        terms.reshape(-1)[far] = q.e.reshape(-1)[far] * scale
+        terms.reshape(-1)[far] -= w.reshape(-1)[far] * (1 + t.reshape(-1)[far])
+    close: Array = np.log1p(np.maximum(terms.sum(-1) / total, 0))
     kl: Array = np.where(large, apart, close)
     kl[forbidden] = np.inf
     kl[bad] = np.nan
@@ -85,6 +87,7 @@ def cross_entropy(zq: Array, r: Pair, p: Rows, q: Rows) -> tuple[Array, Array]:
     value[r.bad] = np.nan
     value[p.empty] = 0
     depth -= mean[:, None]
+    depth -= row_dot(r.p, depth)[:, None]  # what rounding left of the mean
     depth *= r.p
     return value, _finished(depth, value, p, r.bad)
 
@@ -96,7 +99,8 @@ def cross_entropy_gradient_to_q(r: Pair, p: Rows, q: Rows) -> Array:
 
 def _q_minus_p(r: Pair, q: Rows) -> Array:
     u = r.t - r.kl[:, None]
-    direct = np.flatnonzero(((r.p == 0) | ~(np.abs(u) < 1)).reshape(-1))
+    near = (np.abs(u) < 1) & (r.kl <= LARGE)[:, None] & (r.p > 0)
+    direct = np.flatnonzero(~near.reshape(-1))
     dq = np.expm1(u, out=u)
     dq *= r.p
     row = direct // dq.shape[1]
@@ -145,16 +149,3 @@ def _remainder(t: Array, *, double: bool) -> Array:
             series += c
         value.reshape(-1)[near] = series * x * x
     return value
-
-
-def _log_mass(support: BoolArray, q: Rows) -> Array | float:
-    """``log q(support)`` ``[N]``."""
-    outside = ~support & (q.e > 0)
-    if not outside.any():
-        return 0.0
-    e = q.e.astype(np.float64)
-    total = e.sum(-1)
-    out = np.where(outside, e, 0).sum(-1) / total
-    inside = np.where(support, e, 0).sum(-1) / total
-    log_inside: Array = np.log(inside)
-    return np.where(out < 0.5, np.log1p(-np.minimum(out, 0.5)), log_inside)

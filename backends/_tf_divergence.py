@@ -8,10 +8,10 @@ p, ``mu = sum p D`` and ``t = D - mu`` (mean 0 under p)::
     log q - log p = t - KL                      so dKL/dq = p expm1(t - KL)
     dKL/dp = -p t
 
-``p exp(t)`` is ``exp(zq - top_q)`` times a number a row, so it neither overflows nor multiplies a p
-that underflowed. Where q gives mass to actions outside the support of p the identity holds for q
-restricted to that support, and KL grows by ``-log q(support)``. A KL above 1 is
-``log_total_q - log_total_p - mu``, which then does not cancel.
+``p exp(t)`` is ``q exp(KL)`` and taken as such where t is not small: ``exp(zq - top_q)`` times a
+number a row, which neither overflows nor multiplies a p that underflowed. In this form the sum
+takes in what q gives to actions outside the support of p, and the identity still holds. A KL above
+1 is ``log_total_q - log_total_p - mu``, which then does not cancel.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from backends._series import SERIES_BELOW, coefficients
 from backends._tf_api import Tensor, tf
 from backends._tf_rows import Rows
 
@@ -48,17 +49,16 @@ def pair(zp: Tensor, zq: Tensor, p_empty: Tensor, p: Rows, q: Rows) -> Pair:
     mu = tf.reduce_sum(prob * d, -1, keepdims=True)
     mu = tf.where(bad, tf.constant(math.nan, zp.dtype), mu)
     t = d - mu
+    t -= tf.reduce_sum(prob * t, -1, keepdims=True)  # what rounding left of the mean
     apart = (q.log_total - p.log_total) - mu
     large = apart > LARGE
 
-    near = tf.logical_and(tf.abs(t) < 1, p.e > zero)
+    near = tf.logical_and(tf.abs(t) < SERIES_BELOW, p.e > zero)
     weight = tf.exp(tf.where(large, zero, -mu)) / p.total
-    far_terms = tf.where(support, q.e, zero) * weight - prob * (1 + t)
+    far_terms = q.e * weight - prob * (1 + t)
     terms = tf.where(near, prob * convexity(tf.where(near, t, zero)), far_terms)
     excess = tf.where(large, zero, tf.reduce_sum(terms, -1, keepdims=True))
-    close = tf.math.log1p(tf.maximum(excess, zero)) + _log_inverse_mass(support, q, large)
-
-    kl = tf.where(large, apart, close)
+    kl = tf.where(large, apart, tf.math.log1p(tf.maximum(excess, zero)))
     kl = tf.where(forbidden, tf.constant(math.inf, zp.dtype), kl)
     kl = tf.where(bad, tf.constant(math.nan, zp.dtype), kl)
     kl = tf.where(p_empty, zero, kl)
@@ -70,7 +70,7 @@ def to_q(r: Pair, q: Rows) -> Tensor:
     """``q - p`` ``[..., A]`` to full relative accuracy, 0 in dead rows."""
     zero = tf.zeros([], r.p.dtype)
     u = r.t - r.kl
-    near = tf.logical_and(tf.abs(u) < 1, r.p > zero)
+    near = tf.logical_and(tf.logical_and(tf.abs(u) < 1, r.kl <= LARGE), r.p > zero)
     close = r.p * tf.math.expm1(tf.where(near, u, zero))
     return tf.where(r.dead, zero, tf.where(near, close, q.e / q.total - r.p))
 
@@ -85,27 +85,18 @@ def cross(p_empty: Tensor, r: Pair, q: Rows) -> tuple[Tensor, Tensor]:
     zero = tf.zeros([], r.p.dtype)
     depth = tf.where(r.p > zero, -q.shifted, zero)
     mean = tf.reduce_sum(r.p * depth, -1, keepdims=True)
+    spread = depth - mean
+    spread -= tf.reduce_sum(r.p * spread, -1, keepdims=True)  # what rounding left of the mean
     value = tf.where(r.forbidden, tf.constant(math.inf, r.p.dtype), mean + q.log_total)
     value = tf.where(r.bad, tf.constant(math.nan, r.p.dtype), value)
     value = tf.where(p_empty, zero, value)
     dead = tf.logical_or(p_empty, tf.equal(value, math.inf))
-    return value, tf.where(dead, zero, r.p * (depth - mean))
+    return value, tf.where(dead, zero, r.p * spread)
 
 
 def convexity(t: Tensor) -> Tensor:
     """``expm1(t) - t`` for |t| < 1 as a power series: every digit of it near 0."""
-    terms = 9 if t.dtype == tf.float32 else 17
-    series = tf.constant(1 / math.factorial(terms + 1), t.dtype)
-    for n in range(terms, 1, -1):
-        series = series * t + 1 / math.factorial(n)
+    series = tf.zeros_like(t)
+    for c in reversed(coefficients(double=t.dtype == tf.float64)):
+        series = series * t + c
     return series * t * t
-
-
-def _log_inverse_mass(support: Tensor, q: Rows, large: Tensor) -> Tensor:
-    """``-log q(support of p)`` ``[..., 1]``, 0 where KL is not close."""
-    zero, one = tf.zeros([], q.e.dtype), tf.ones([], q.e.dtype)
-    outside = tf.reduce_sum(tf.where(support, zero, q.e), -1, keepdims=True) / q.total
-    inside = tf.reduce_sum(tf.where(support, q.e, zero), -1, keepdims=True) / q.total
-    little = tf.logical_or(large, outside < 0.5)
-    outside, inside = tf.where(large, zero, outside), tf.where(little, one, inside)
-    return -tf.where(little, tf.math.log1p(-tf.where(little, outside, zero)), tf.math.log(inside))

@@ -38,7 +38,6 @@ class Side(NamedTuple):
     z: Tensor  # [..., A] logits, -inf at illegal entries
     top: Tensor  # [..., 1]
     p: Tensor  # [..., A]
-    largest: Tensor  # [..., 1] the largest probability
 
 
 class Moments(NamedTuple):
@@ -47,33 +46,31 @@ class Moments(NamedTuple):
     depth: Tensor  # [..., A] at legal entries
     p_depth: Tensor  # [..., A]
     mean: Tensor  # [..., 1] sum of p_depth; NaN in NaN rows
-    rest: Tensor  # [..., 1]
-    total: Tensor  # [..., 1] -log of the largest probability
+    rest: Tensor  # [..., 1] probability of what is less probable than the largest
+    largest: Tensor  # [..., 1] probability
+    total: Tensor  # [..., 1] -log of it
 
 
 class Pair(NamedTuple):
     """The old and the new policy of each row."""
 
-    t: Tensor  # [..., A]
     pt: Tensor  # [..., A] p_old t
-    remainder: Tensor  # [..., A] P2, where |t| < 1
+    remainder: Tensor  # [..., A] P2
     r: Tensor  # [..., 1]
     kl: Tensor  # [..., 1]
-    special: Tensor  # scalar bool
+    large: Tensor  # [..., 1] bool: KL > 1, where P2 means nothing
 
 
 def side(x: Tensor, legal: Tensor) -> Side:
     """Softmax over the legal entries."""
     one = tf.cast(legal, x.dtype)
     x = tf.math.multiply_no_nan(x, one)
-    z = x + (1 - tf.math.reciprocal(one))  # 1 - 1/0 = -inf; cheaper than a select
+    z = x + tf.math.multiply_no_nan(tf.constant(-math.inf, x.dtype), 1 - one)  # not a slow select
     top = tf.reduce_max(z, -1, keepdims=True)
     if compiled():
         e = tf.exp(z - top)
-        total = _sum(e)
-        return Side(x, z, top, e / total, 1 / total)
-    p = tf.nn.softmax(z)
-    return Side(x, z, top, p, tf.reduce_max(p, -1, keepdims=True))
+        return Side(x, z, top, e / _sum(e))
+    return Side(x, z, top, tf.nn.softmax(z))
 
 
 def moments(new: Side, old: Side | None) -> tuple[Moments, Side, Side | None]:
@@ -102,11 +99,11 @@ def moments(new: Side, old: Side | None) -> tuple[Moments, Side, Side | None]:
 
     deep = tf.reduce_any(tf.logical_and(rest > 0, rest < DEEP))
     p, p_depth, rest, *p_old = unless_ordinary(deep, exact, as_is)
-    mean = _sum(p_depth)
-    total = tf.where(rest < 0.5, -tf.math.log1p(-rest), -tf.math.log(new.largest))
+    mean, largest = _sum(p_depth), tf.reduce_max(p, -1, keepdims=True)
+    total = tf.where(largest > 0.5, -tf.math.log1p(-rest), -tf.math.log(largest))
     total = tf.where(tf.math.is_nan(mean), mean, total)
     before = old._replace(p=p_old[0]) if old is not None else None
-    return Moments(depth, p_depth, mean, rest, total), new._replace(p=p), before
+    return Moments(depth, p_depth, mean, rest, largest, total), new._replace(p=p), before
 
 
 def pair(old: Side, new: Side, total: Tensor, alike: Tensor) -> Pair:
@@ -124,56 +121,58 @@ def pair(old: Side, new: Side, total: Tensor, alike: Tensor) -> Pair:
         mu = _sum(no_nan(d, old.p))
         t = d - mu
         pt = no_nan(t, old.p)
-        apart = (total + tf.math.log(old.largest)) - mu
+        apart = (total + tf.math.log(tf.reduce_max(old.p, -1, keepdims=True))) - mu
         large = tf.logical_not(apart <= 1)
         zero, infinity = tf.zeros([], mu.dtype), tf.constant(math.inf, mu.dtype)
-        far = new.p * tf.exp(tf.where(large, zero, apart)) - old.p - pt
+        far = (new.p * tf.exp(tf.where(large, zero, apart)) - old.p) - pt
+        r = _sum(pt)
         forbidden = tf.logical_and(tf.equal(new.z, -math.inf), old.z > -math.inf)
         far = tf.where(forbidden, infinity, far)
         terms = tf.where(tf.abs(t) < SERIES_BELOW, no_nan(_remainder(t), pt), far)
-        excess = tf.abs(_sum(terms))
-        kl = tf.where(large, apart, tf.math.log1p(excess))
+        excess = _sum(terms)
+        kl = tf.where(large, apart, _close(excess, r))
         kl = tf.where(tf.logical_or(tf.math.is_inf(mu), tf.math.is_inf(excess)), infinity, kl)
-        bad = tf.math.is_nan(mu + total)
-        return t, pt, terms, tf.zeros_like(mu), tf.where(bad, tf.constant(math.nan, mu.dtype), kl)
+        kl = tf.where(tf.math.is_nan(mu + total), tf.constant(math.nan, mu.dtype), kl)
+        return pt, terms, r, kl, large
 
     if compiled():
-        return Pair(*general(), special=tf.constant(True))
+        return Pair(*general())
     d = new.x - old.x
     t = (d - _sum(d * old.p)) + _rounding_error(new.x, old.x, d)
     pt = t * old.p
     terms = _remainder(t) * pt
     r, excess = _sum(pt), _sum(terms)
-    near = tf.reduce_all(tf.abs(t) < SERIES_BELOW)
-    special = tf.logical_not(tf.logical_and(near, alike))
+    near = tf.logical_and(tf.reduce_max(t) < SERIES_BELOW, tf.reduce_min(t) > -SERIES_BELOW)
 
     def ordinary() -> tuple[Tensor, ...]:
-        left = tf.abs(excess - r * r * (0.5 + r * (1 / 6)))
-        return t, pt, terms, r, tf.math.log1p(tf.exp(-r) * left)
+        kl = _close(excess, r)
+        return pt, terms, r, kl, tf.zeros_like(kl, tf.bool)
 
-    return Pair(*unless_ordinary(special, general, ordinary), special=special)
+    special = tf.logical_not(tf.logical_and(near, alike))
+    return Pair(*unless_ordinary(special, general, ordinary))
 
 
-def to_new(r: Pair, old: Side, new: Side, g: Tensor) -> Tensor:
-    """``g (new - old)`` ``[..., A]``, for g that is 0 in rows where the KL is +inf."""
-    shift = -(r.kl + r.r)
-    scale, shift = g * tf.exp(shift), g * tf.math.expm1(shift)
+def to_new(r: Pair, old: Side, g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """``g (new - old)``, for g that is 0 in rows where the KL is +inf.
 
-    def general() -> Tensor:
-        no_nan = tf.math.multiply_no_nan
-        near = no_nan(r.pt + r.remainder, scale) + no_nan(old.p, shift)
-        return tf.where(tf.abs(r.t) < SERIES_BELOW, near, no_nan(new.p - old.p, g))
-
-    def ordinary() -> Tensor:
-        return (r.pt + r.remainder) * scale + old.p * shift
-
-    return unless_ordinary(r.special, general, ordinary)
+    Returns:
+        A factor ``[..., 1]`` of ``new.p``, and pairs of an array ``[..., A]`` and its factor.
+    """
+    zero, no_nan, shift = tf.zeros([], g.dtype), tf.math.multiply_no_nan, -(r.kl + r.r)
+    scale = tf.where(r.large, zero, no_nan(tf.exp(shift), g))
+    shift = tf.where(r.large, -g, no_nan(tf.math.expm1(shift), g))
+    return tf.where(r.large, g, zero), [(r.pt + r.remainder, scale), (old.p, shift)]
 
 
 def to_old(r: Pair, old: Side, g: Tensor) -> Tensor:
     """``g`` times the gradient of the KL to the old logits, ``-p_old t`` ``[..., A]``."""
     no_nan = tf.math.multiply_no_nan
-    return no_nan(old.p, r.r * g) - no_nan(r.pt, g)
+    return no_nan(old.p, no_nan(r.r, g)) - no_nan(r.pt, g)
+
+
+def _close(excess: Tensor, r: Tensor) -> Tensor:
+    """``log1p(exp(-r) (excess - (expm1(r) - r)))`` for r about 0; never negative."""
+    return tf.math.log1p(tf.exp(-r) * tf.abs(excess - r * r * (0.5 + r * (1 / 6))))
 
 
 def _sum(array: Tensor) -> Tensor:

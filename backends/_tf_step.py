@@ -16,6 +16,7 @@ from backends._tf_inputs import NEG_INF, Policy
 from backends._tf_quantities import step_gradient
 
 Backward = Callable[..., Tensor]
+Term = tuple[Tensor, Tensor]
 
 
 def step(new: Policy, actions: Tensor, old: Policy | None) -> tuple[Tensor, ...]:
@@ -74,16 +75,20 @@ def _forward(
     taken = Taken(new, actions, s, m)
     log_prob, entropy = taken.log_prob(), tf.where(new.empty, zero, m.total + m.mean)
 
-    def one(gl: Tensor, gh: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient(gl: Tensor, gh: Tensor, weight: Tensor, terms: list[Term]) -> Tensor:
         gl = tf.where(taken.counts, gl, zero)
-        spread = -gh * m.mean
-        gradient = s.p * (spread - gl) + m.p_depth * gh
-        return gradient, taken.at(s.p) * spread + taken.at(m.p_depth) * gh + gl * taken.others()
+        weight -= gh * m.mean
+        array = s.p * (weight - gl) + m.p_depth * gh
+        at_taken = taken.at(s.p) * weight + taken.at(m.p_depth) * gh + gl * taken.others()
+        for term, factor in terms:
+            array += tf.math.multiply_no_nan(term, factor)
+            at_taken += tf.math.multiply_no_nan(taken.at(term), factor)
+        return taken.put(array, at_taken)
 
     if old is None or s_old is None:
 
         def alone(gl: Tensor, gh: Tensor) -> Tensor:
-            return _finished(taken.put(*one(gl, gh)), new, tf.math.is_nan(m.total))
+            return _finished(gradient(gl, gh, zero, []), new, tf.math.is_nan(m.total))
 
         return _squeezed(log_prob, entropy), (alone,)
 
@@ -91,16 +96,16 @@ def _forward(
     if old.legal is not new.legal:
         alike = tf.reduce_all(tf.equal(old.legal, new.legal))
     both = fused.pair(s_old, s, m.total, alike)
-    forbidden = tf.logical_and(new.empty, tf.math.is_finite(s_old.largest))
+    good = tf.math.is_finite(tf.reduce_sum(s_old.p, -1, keepdims=True))
+    forbidden = tf.logical_and(new.empty, good)
     kl = tf.where(forbidden, tf.constant(math.inf, zero.dtype), both.kl)
     kl = tf.where(old.empty, zero, kl)
     dead = tf.logical_or(old.empty, tf.equal(kl, math.inf))
 
     def to_new(gl: Tensor, gh: Tensor, gk: Tensor) -> Tensor:
         bad = tf.math.is_nan(tf.math.multiply_no_nan(kl, gk) + m.total)
-        gradient, at_taken = one(gl, gh)
-        more = fused.to_new(both, s_old, s, tf.where(dead, zero, gk))
-        return _finished(taken.put(gradient + more, at_taken + taken.at(more)), new, bad)
+        weight, terms = fused.to_new(both, s_old, tf.where(dead, zero, gk))
+        return _finished(gradient(gl, gh, weight, terms), new, bad)
 
     def to_old(gl: Tensor, gh: Tensor, gk: Tensor) -> Tensor:
         bad = tf.math.is_nan(tf.math.multiply_no_nan(kl, gk))
@@ -142,7 +147,7 @@ class Taken:
 
     def others(self) -> Tensor:
         """``1 - p`` of the actions ``[..., 1]``, to full relative accuracy where p is nearly 1."""
-        dominant = tf.logical_and(tf.equal(self.at(self._m.depth), 0), self._m.rest < 0.5)
+        dominant = tf.logical_and(tf.equal(self.at(self._m.depth), 0), self._m.largest > 0.5)
         return tf.where(dominant, self._m.rest, 1 - self.at(self._p))
 
 
