@@ -109,7 +109,7 @@ class Evaluate(torch.autograd.Function):
         run: Run = ctx.run
         need_old = ctx.needs_input_grad[1]
         if torch.is_grad_enabled():
-            policy = Policy(*ctx.saved_tensors, run.with_entropy)
+            policy = Policy(*ctx.saved_tensors, run.with_entropy)  # pyright: ignore
             new, old = _plain_gradient(policy, Results(*incoming))
             return new, old, None, None, None, None
         new, *rest = run.gradient(ctx, Results(*incoming), need_old=need_old)
@@ -132,7 +132,7 @@ class CrossEntropy(torch.autograd.Function):
                 value = plain.cross_entropy(*arguments)
             to_both = differentiable_gradient([value], list(arguments[:2]), [incoming])
         else:
-            to_both = gradients.cross_entropy(*arguments, incoming)
+            to_both = gradients.cross_entropy(*arguments, incoming)  # pyright: ignore
         return (*to_both, None, None)
 
 
@@ -147,7 +147,7 @@ class Run:
         self.lease: Lease | None = None
         self.kept = True
         flat = _flat(policy)
-        self.index = flat.index
+        self.index = flat.actions
         size = flat.logits.numel()
         if size <= SMALL:
             self.blocks: list[tuple[slice | None, Block]] = [(None, fused.evaluate(flat, Space()))]
@@ -207,7 +207,7 @@ class Run:
         out = [block.p.new_empty((count, width)) for _ in range(2 if need_old else 1)]
         policy = None
         if not self.kept or self.wrong is not None:
-            policy = _flat(Policy(*ctx.saved_tensors, self.with_entropy))
+            policy = _flat(Policy(*ctx.saved_tensors, self.with_entropy))  # pyright: ignore
         again = None
         if not self.kept and policy is not None:
             again = spaces(policy.logits, self.policies)
@@ -250,5 +250,5 @@ def _flat(policy: Policy) -> Policy:
 
 
 def _unflat(policy: Policy) -> Policy:
-    index = policy.index
-    return policy if index is None else policy._replace(index=index.squeeze(-1))
+    index = policy.actions
+    return policy if index is None else policy._replace(actions=index.squeeze(-1))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, constraints
-from torch.distributions.kl import register_kl
+from torch.distributions.kl import register_kl  # pyright: ignore
 from torch.distributions.utils import lazy_property
 
 from backends import _torch_functions as functions
@@ -41,7 +41,7 @@ class MaskedCategorical(Distribution):
     torch.Size([4])
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 (as in torch)
+    arg_constraints: dict[str, constraints.Constraint] = {}  # pyright: ignore # noqa: RUF012 (as in torch)
     has_enumerate_support = True
 
     def __init__(
@@ -59,13 +59,13 @@ class MaskedCategorical(Distribution):
         self, batch_shape: Any, _instance: MaskedCategorical | None = None
     ) -> MaskedCategorical:
         """The same distribution, its batch axes broadcast to ``batch_shape`` without a copy."""
-        new = self._get_checked_instance(MaskedCategorical, _instance)
+        new = self._get_checked_instance(MaskedCategorical, _instance)  # pyright: ignore
         batch = torch.Size(batch_shape)
-        new._raw = self._raw.expand((*batch, self.num_actions))
-        new._mask = self._mask.expand((*batch, self.num_actions))
-        super(MaskedCategorical, new).__init__(batch, validate_args=False)
+        new._raw = self._raw.expand((*batch, self.num_actions))  # pyright: ignore
+        new._mask = self._mask.expand((*batch, self.num_actions))  # pyright: ignore
+        super(MaskedCategorical, new).__init__(batch, validate_args=False)  # pyright: ignore
         new._validate_args = self._validate_args
-        return new
+        return new  # pyright: ignore
 
     @property
     def num_actions(self) -> int:
@@ -81,6 +81,11 @@ class MaskedCategorical(Distribution):
     def mask(self) -> Tensor:
         """``[..., A]`` bool, True is legal."""
         return self._mask
+
+    @property
+    def raw(self) -> Tensor:
+        """``[..., A]`` the logits as they were given, not normalised, not masked."""
+        return self._raw
 
     @lazy_property
     def logits(self) -> Tensor:
@@ -137,16 +142,16 @@ class MaskedCategorical(Distribution):
 
 @register_kl(MaskedCategorical, MaskedCategorical)
 def _kl_masked_masked(p: MaskedCategorical, q: MaskedCategorical) -> Tensor:  # pyright: ignore
-    return functions.kl_divergence(p._raw, q._raw, p_mask=p._mask, q_mask=q._mask)
+    return functions.kl_divergence(p.raw, q.raw, p_mask=p.mask, q_mask=q.mask)
 
 
 @register_kl(MaskedCategorical, Categorical)
 def _kl_masked_plain(p: MaskedCategorical, q: Categorical) -> Tensor:  # pyright: ignore
     every = torch.ones_like(q.logits, dtype=torch.bool)
-    return functions.kl_divergence(p._raw, q.logits, p_mask=p._mask, q_mask=every)
+    return functions.kl_divergence(p.raw, q.logits, p_mask=p.mask, q_mask=every)
 
 
 @register_kl(Categorical, MaskedCategorical)
 def _kl_plain_masked(p: Categorical, q: MaskedCategorical) -> Tensor:  # pyright: ignore
     every = torch.ones_like(p.logits, dtype=torch.bool)
-    return functions.kl_divergence(p.logits, q._raw, p_mask=every, q_mask=q._mask)
+    return functions.kl_divergence(p.logits, q.raw, p_mask=every, q_mask=q.mask)

@@ -314,7 +314,7 @@ def _read_pair(
     if zp.shape[-1] != zq.shape[-1]:
         batch_of(zq, zp, name=f"{p_name}logits")
     try:
-        batch = torch.broadcast_shapes(tuple(p_batch), tuple(q_batch))
+        batch = torch.Size(torch.broadcast_shapes(tuple(p_batch), tuple(q_batch)))  # pyright: ignore
     except RuntimeError:
         raise MaskError(
             f"{p_name}logits and {p_name}mask have batch shape {tuple(p_batch)}, {q_name}logits "

@@ -53,7 +53,7 @@ class Policy(NamedTuple):
     old_logits: Tensor | None  # [N, A]
     legal: Tensor  # [N, A] bool
     old_legal: Tensor | None  # [N, A] bool
-    index: Tensor | None  # [N, 1] int64
+    actions: Tensor | None  # [N, 1] int64
     with_entropy: bool
 
     def rows(self, which: slice | Tensor) -> Policy:
@@ -184,10 +184,14 @@ def _name_bad_rows(policy: Policy, block: Block, check: Tensor) -> None:
 
 def _correct(policy: Policy, block: Block, rows: Tensor | slice, bad: Tensor) -> None:
     """Include what rounding of z - z_old lost where it costs KL or its gradient their accuracy."""
-    p, kl, mu = block.p_old[rows], block.kl[rows], block.mu[rows].abs()  # pyright: ignore
+    all_p, all_kl, all_mu, all_s, all_w, old = cast(
+        "tuple[Tensor, ...]",
+        (block.p_old, block.kl, block.mu, block.s, block.w, policy.old_logits),
+    )
+    p, kl, mu = all_p[rows], all_kl[rows], all_mu[rows].abs()
     if isinstance(rows, Tensor):  # most rows in doubt are right: find those that are not
-        s, w, eps = block.s[rows], block.w[rows], torch.finfo(p.dtype).eps  # pyright: ignore
-        _, lost = exact_difference(policy.logits[rows], policy.old_logits[rows])  # pyright: ignore
+        s, w, eps = all_s[rows], all_w[rows], torch.finfo(p.dtype).eps
+        _, lost = exact_difference(policy.logits[rows], old[rows])
         lost = torch.where(p > 0, p * lost.abs(), 0)
         shows = ((lost * s.abs()).sum(-1, keepdim=True) > 30 * eps * kl) | (
             lost.amax(-1, keepdim=True) > 3 * eps * w.abs().amax(-1, keepdim=True)
@@ -199,15 +203,16 @@ def _correct(policy: Policy, block: Block, rows: Tensor | slice, bad: Tensor) ->
     s = _exact_s(policy, p, rows)
     reach, square = largest(s)
     value, w = excess(s, p, reach, square)
-    block.s[rows], block.w[rows], block.exact = s, w, rows  # pyright: ignore
+    all_s[rows], all_w[rows], block.exact = s, w, rows
     if block.large is None:
-        block.kl[rows] = value.log1p_()  # pyright: ignore
+        all_kl[rows] = value.log1p_()
     else:
         large = block.large[rows] & (mu <= 33 * kl)
-        block.kl[rows], block.large[rows] = torch.where(large, kl, value.log1p_()), large  # pyright: ignore
+        all_kl[rows] = torch.where(large, kl, value.log1p_())
+        block.large[rows] = large
         if not reach <= BEYOND:
             bad[rows] |= ~large & (s.amax(-1, keepdim=True) > BEYOND)
-    bad |= ~torch.isfinite(block.kl)  # pyright: ignore
+    bad |= ~torch.isfinite(all_kl)
 
 
 def _exact_s(policy: Policy, p: Tensor, rows: Tensor | slice) -> Tensor:
@@ -264,7 +269,7 @@ def old_gradient(block: Block, g_kl: Tensor | None, out: Tensor) -> Tensor:
     torch.mul(block.p_old, block.s, out=out)  # pyright: ignore
     out.addcmul_(block.p_old, out.sum(-1, keepdim=True), value=-1).mul_(-g_kl)  # pyright: ignore
     heavy = torch.gt(block.p_old, constant(0.5, out.dtype), out=torch.empty_like(out))  # pyright: ignore
-    return _balance(out, heavy)
+    return _balance(out, heavy)  # pyright: ignore
 
 
 def _balance(out: Tensor, heavy: Tensor) -> Tensor:

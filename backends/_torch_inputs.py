@@ -87,7 +87,7 @@ def as_actions(
     if actions.shape == batch:
         return actions, batch
     try:
-        return actions, torch.broadcast_shapes(actions.shape, tuple(batch))
+        return actions, torch.Size(torch.broadcast_shapes(actions.shape, tuple(batch)))  # pyright: ignore
     except RuntimeError:
         raise MaskError(
             f"actions have shape {tuple(actions.shape)}, logits and mask {tuple(batch)} before the "

@@ -53,12 +53,13 @@ def sample(
         actions, log_prob = _sample_block(z, m, uniform, Space())
     else:
         parts = [
-            _sample_block(*(x if rows is None else x[rows] for x in (z, m, uniform)), space)
+            _sample_block(z, m, uniform, space)
+            if rows is None
+            else _sample_block(z[rows], m[rows], uniform[rows], space)
             for rows, space in zip(blocks(z), spaces(z, 1), strict=True)
         ]
-        actions, log_prob = (
-            parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
-        )
+        actions = torch.cat([part[0] for part in parts])
+        log_prob = torch.cat([part[1] for part in parts])
     return actions.view((*batch, count)), log_prob.view((*batch, count))
 
 
@@ -89,7 +90,7 @@ def _invert(p: Tensor, uniform: Tensor) -> Tensor:
 def _invert_long(p: Tensor, uniform: Tensor) -> Tensor:
     width = p.shape[-1]
     whole = width // PART * PART
-    sums = p[:, :whole].unflatten(-1, (-1, PART)).sum(-1)
+    sums = p[:, :whole].reshape(len(p), -1, PART).sum(-1)
     if whole < width:
         sums = torch.cat((sums, p[:, whole:].sum(-1, keepdim=True)), -1)
     running = sums.cumsum(-1, dtype=torch.float64)
@@ -170,7 +171,7 @@ def _argmax(x: Tensor) -> tuple[Tensor, Tensor]:
     if width < 2 * PART:
         return x.max(-1)  # pyright: ignore
     whole = width // PART * PART
-    tops = x[:, :whole].unflatten(-1, (-1, PART)).amax(-1)
+    tops = x[:, :whole].reshape(len(x), -1, PART).amax(-1)
     if whole < width:
         tops = torch.cat((tops, x[:, whole:].amax(-1, keepdim=True)), -1)
     top, part = tops.max(-1, keepdim=True)
