@@ -97,3 +97,14 @@ class MaskedPPO(PPO):
         from rllib_integration.tf_policy import MaskedPPOTF2Policy
 
         return MaskedPPOTF2Policy
+
+    @override(PPO)
+    def setup(self, config: AlgorithmConfig) -> None:
+        """RLlib's, and every env runner starts with the weights that learn.
+
+        Ray 2.60 leaves remote env runners of the old stack with initial weights of their own until
+        the first update, so that the first batch is another policy's: its ratios are not 1.
+        """
+        super().setup(config)
+        if self.env_runner_group is not None and self.env_runner_group.num_remote_workers() > 0:
+            self.env_runner_group.sync_weights()

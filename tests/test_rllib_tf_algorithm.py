@@ -59,6 +59,29 @@ def test_training_on_a_worker_takes_no_illegal_action_and_learns(
     assert results[-1]["env_runners"]["custom_metrics"]["success_mean"] > 0.9
 
 
+@pytest.mark.parametrize("masking", [True, False], ids=["ours", "ray 2.60"])
+@in_graph_and_traced
+def test_a_worker_starts_with_the_weights_that_learn(name: str, masking: bool) -> None:
+    """Ray 2.60 syncs the weights after the first update only; before it no ratio is 1."""
+    config = config_of(name).env_runners(num_env_runners=1, rollout_fragment_length=64)
+    with algorithm_of(masked(config) if masking else config) as algorithm:
+        local, remote = algorithm.env_runner_group.foreach_env_runner(
+            lambda worker: [np.asarray(w) for w in _listed(worker.get_policy().get_weights())]
+        )
+        same = all(np.array_equal(a, b) for a, b in zip(local, remote, strict=True))
+        assert same is masking
+        if masking:
+            (batch,) = algorithm.env_runner_group.foreach_env_runner(
+                lambda worker: worker.sample(), local_env_runner=False
+            )
+            ratios = algorithm.get_policy().log_ratios(batch.policy_batches["default_policy"])
+            assert np.abs(ratios).max() < 1e-6
+
+
+def _listed(weights: Any) -> list[Any]:
+    return list(weights.values()) if isinstance(weights, dict) else list(weights)
+
+
 @in_graph_and_traced
 def test_everything_that_is_in_the_loss_is_in_the_result(name: str) -> None:
     """FAULTS C19."""
