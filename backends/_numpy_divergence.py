@@ -104,7 +104,8 @@ def _q_minus_p(r: Pair, q: Rows) -> Array:
     dq = np.expm1(u, out=u)
     dq *= r.p
     row = direct // dq.shape[1]
-    of_q = q.e.reshape(-1)[direct] / q.total[row]
+    # In float64: where p and q are both nearly 1, the float32 rounding of a total is all there is.
+    of_q = q.e.reshape(-1)[direct] / q.e.sum(-1, dtype=np.float64)[row]
     dq.reshape(-1)[direct] = of_q - r.p.reshape(-1)[direct]
     return dq
 

@@ -14,18 +14,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Nothing is reported, TensorFlow is not needed, and two cores are not shared by 16 threads.
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RLLIB_TEST_NO_TF_IMPORT", "1")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
+# Nothing is reported, TensorFlow is not needed, and two cores are not shared by 16 threads. Set
+# before Ray is imported, and by the demo alone: whoever imports this module may want TensorFlow.
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RLLIB_TEST_NO_TF_IMPORT": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "OMP_NUM_THREADS": "1",
+}
 ITERATIONS = 30
 
 
 def main() -> int:
     """Returns the exit status: 0 where the demo shows what it has to."""
     arguments = _arguments()
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     _silence()
     started = time.monotonic()
     from rllib_integration.demo.training import NAIVE_OVER_SEEDS, RUNS, Run, train_run
