@@ -1,17 +1,22 @@
 """KL and cross-entropy of two masked policies, with closed-form gradients.
 
 The sum of p (log p - log q) cancels where p and q are close: in float32 it is wrong by 2% to a
-factor of 1e5 in the first epochs of PPO. With D = (zq - top_q) - (zp - top_p) over the support of
-p, ``mu = sum p D`` and ``t = D - mu`` (mean 0 under p)::
+factor of 1e5 in the first epochs of PPO. With D = (zq - zq_k) - (zp - zp_k) over the support of p,
+k being its largest entry, ``t = D - mu`` for a mu about the mean of D, and ``r = sum p t``::
 
-    exp(KL) - 1 = sum p (expm1(t) - t)          every term >= 0: nothing cancels
-    log q - log p = t - KL                      so dKL/dq = p expm1(t - KL)
-    dKL/dp = -p t
+    A = sum p (expm1(t) - t)                    every term >= 0: nothing cancels
+    B = sum p expm1(t)
+    KL = log1p(exp(-r) (A - (expm1(r) - r)))
+    dKL/dq = q - p = (p expm1(t) - p B) / (1 + B)
+    dKL/dp = -p (t - r)
 
-``p exp(t)`` is ``q exp(KL)`` and taken as such where t is not small: ``exp(zq - top_q)`` times a
-number a row, which neither overflows nor multiplies a p that underflowed. In this form the sum
-takes in what q gives to actions outside the support of p, and the identity still holds. A KL above
-1 is ``log_total_q - log_total_p - mu``, which then does not cancel.
+With mu the mean itself, r is 0 and KL = log1p(A) = log1p(B). mu is the mean over |D| < 1: an entry
+far out would carry it, and with it every t, away from the small differences of the others.
+
+``p exp(t)`` is ``q (1 + B)`` and taken as such where t is not small: ``exp(zq - top_q)`` times a
+number a row, which neither overflows nor multiplies a p that underflowed. In this form the sums
+take in what q gives to actions outside the support of p, and the identities still hold. A KL above
+1 is ``log q - log p`` at k, less ``sum p D``, which then does not cancel.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from typing import NamedTuple
 
 from backends._series import SERIES_BELOW, coefficients
 from backends._tf_api import Tensor, tf
-from backends._tf_rows import Rows
+from backends._tf_rows import Rows, rounding_error
 
 LARGE = 1.0
 
@@ -30,8 +35,13 @@ class Pair(NamedTuple):
     """Two policies a row; ``[..., 1]`` where a number a row."""
 
     p: Tensor  # [..., A] probabilities
-    t: Tensor  # [..., A] log(q/p) without its mean, where p > 0
+    t: Tensor  # [..., A] D - mu, where p > 0
+    spread: Tensor  # [..., A] t - r
+    direct: Tensor  # [..., A] q - p as a difference
+    growth: Tensor  # [..., A] p expm1(t), where KL is not large
+    total: Tensor  # [..., 1] B
     kl: Tensor  # [..., 1]
+    large: Tensor  # [..., 1] bool: KL > 1
     dead: Tensor  # [..., 1] bool: p empty or KL = +inf, where every gradient is 0
     forbidden: Tensor  # [..., 1] bool: p gives mass to what q forbids
     bad: Tensor  # [..., 1] bool: p or q is NaN
@@ -39,54 +49,85 @@ class Pair(NamedTuple):
 
 def pair(zp: Tensor, zq: Tensor, p_empty: Tensor, p: Rows, q: Rows) -> Pair:
     """KL(p | q) a row, and what its gradient needs."""
-    zero = tf.zeros([], zp.dtype)
+    zero, nan = tf.zeros([], zp.dtype), tf.constant(math.nan, zp.dtype)
     support = tf.math.is_finite(zp)
     forbidden = tf.reduce_any(tf.logical_and(support, tf.equal(zq, -math.inf)), -1, keepdims=True)
     bad = tf.math.is_nan(p.total + q.total)
 
     prob = p.e / p.total
-    d = tf.where(p.e > zero, (q.shifted - p.shifted) + (q.lost - p.lost), zero)
-    mu = tf.reduce_sum(prob * d, -1, keepdims=True)
-    mu = tf.where(bad, tf.constant(math.nan, zp.dtype), mu)
-    t = d - mu
-    t -= tf.reduce_sum(prob * t, -1, keepdims=True)  # what rounding left of the mean
-    apart = (q.log_total - p.log_total) - mu
+    at_k = tf.reduce_max(tf.where(tf.equal(p.shifted, zero), zq, -math.inf), -1, keepdims=True)
+    at_k = tf.stop_gradient(tf.where(tf.math.is_finite(at_k), at_k, q.top))
+    shifted = zq - at_k
+    lost = tf.stop_gradient(rounding_error(zq, at_k, shifted)) - p.lost
+    d = tf.where(p.e > zero, (shifted - p.shifted) + lost, zero)
+    mu = _sum(prob * tf.where(tf.abs(d) < SERIES_BELOW, d, zero))
+    t = d - tf.where(bad, nan, mu)
+    r = _sum(prob * t)
+    below = (q.top - at_k) - mu
+    apart = (q.log_total - p.log_total) + below - r
     large = apart > LARGE
 
     near = tf.logical_and(tf.abs(t) < SERIES_BELOW, p.e > zero)
-    weight = tf.exp(tf.where(large, zero, -mu)) / p.total
-    far_terms = q.e * weight - prob * (1 + t)
-    terms = tf.where(near, prob * convexity(tf.where(near, t, zero)), far_terms)
-    excess = tf.where(large, zero, tf.reduce_sum(terms, -1, keepdims=True))
-    kl = tf.where(large, apart, tf.math.log1p(tf.maximum(excess, zero)))
+    weight = tf.exp(tf.where(large, zero, below)) / p.total
+    x = tf.where(near, t, zero)
+    terms = tf.where(near, prob * convexity(x), q.e * weight - prob * (1 + t))
+    growth = tf.where(near, prob * (x + convexity(x)), q.e * weight - prob)
+    excess = tf.where(large, zero, _sum(terms) - excess_of_mean(tf.where(large, zero, r)))
+    close = tf.math.log1p(tf.exp(tf.where(large, zero, -r)) * tf.maximum(excess, zero))
+    kl = tf.where(large, apart, close)
     kl = tf.where(forbidden, tf.constant(math.inf, zp.dtype), kl)
-    kl = tf.where(bad, tf.constant(math.nan, zp.dtype), kl)
+    kl = tf.where(bad, nan, kl)
     kl = tf.where(p_empty, zero, kl)
     dead = tf.logical_or(p_empty, tf.equal(kl, math.inf))
-    return Pair(prob, t, kl, dead, forbidden, bad)
+    carried = tf.logical_and(large, p.total < 2)
+    spread = tf.where(carried, _spread_about_top(zq, p, prob, bad), t - r)
+    # Where p and q are both nearly 1, their difference is that of what is left to the others.
+    both = tf.logical_and(tf.equal(p.tau, zero), tf.equal(q.tau, zero))
+    both = tf.logical_and(both, tf.logical_and(p.total < 2, q.total < 2))
+    direct = tf.where(both, p.rest / p.total - q.rest / q.total, q.e / q.total - prob)
+    return Pair(prob, t, spread, direct, growth, _sum(growth), kl, large, dead, forbidden, bad)
 
 
 def to_q(r: Pair, q: Rows) -> Tensor:
     """``q - p`` ``[..., A]`` to full relative accuracy, 0 in dead rows."""
     zero = tf.zeros([], r.p.dtype)
-    u = r.t - r.kl
-    near = tf.logical_and(tf.logical_and(tf.abs(u) < 1, r.kl <= LARGE), r.p > zero)
-    close = r.p * tf.math.expm1(tf.where(near, u, zero))
-    return tf.where(r.dead, zero, tf.where(near, close, q.e / q.total - r.p))
+    near = tf.logical_and(tf.logical_not(r.large), tf.abs(r.t) < SERIES_BELOW)
+    near = tf.logical_and(near, r.p > zero)
+    total = tf.where(r.large, zero, r.total)
+    close = (r.growth - r.p * total) / (1 + total)
+    return tf.where(r.dead, zero, tf.where(near, close, r.direct))
 
 
 def to_p(r: Pair) -> Tensor:
     """``p (log p - log q - KL)`` ``[..., A]``, 0 in dead rows."""
-    return tf.where(r.dead, tf.zeros([], r.p.dtype), -r.p * r.t)
+    return tf.where(r.dead, tf.zeros([], r.p.dtype), -r.p * r.spread)
+
+
+def _spread_about_top(zq: Tensor, p: Rows, prob: Tensor, bad: Tensor) -> Tensor:
+    """``t - r`` where one entry has most of p: D relative to that entry's, so that what is left
+    there is a sum of small terms, whatever D itself is."""
+    zero = tf.zeros([], zq.dtype)
+    zq = tf.where(tf.math.is_finite(zq), zq, zero)
+    at_top = _sum(tf.where(tf.equal(p.tau, zero), zq, zero))
+    c = tf.where(p.e > zero, (zq - at_top) - p.shifted, zero)
+    return tf.where(bad, tf.constant(math.nan, zq.dtype), c - _sum(prob * c))
+
+
+def excess_of_mean(r: Tensor) -> Tensor:
+    """``expm1(r) - r`` of a number a row ``[..., 1]``."""
+    near = tf.abs(r) < SERIES_BELOW
+    zero = tf.zeros([], r.dtype)
+    far = tf.where(near, zero, r)
+    return tf.where(near, convexity(tf.where(near, r, zero)), tf.math.expm1(far) - far)
 
 
 def cross(p_empty: Tensor, r: Pair, q: Rows) -> tuple[Tensor, Tensor]:
     """Cross-entropy ``-sum p log q`` ``[..., 1]`` and its gradient to p ``[..., A]``."""
     zero = tf.zeros([], r.p.dtype)
     depth = tf.where(r.p > zero, -q.shifted, zero)
-    mean = tf.reduce_sum(r.p * depth, -1, keepdims=True)
+    mean = _sum(r.p * depth)
     spread = depth - mean
-    spread -= tf.reduce_sum(r.p * spread, -1, keepdims=True)  # what rounding left of the mean
+    spread -= _sum(r.p * spread)  # what rounding left of the mean
     value = tf.where(r.forbidden, tf.constant(math.inf, r.p.dtype), mean + q.log_total)
     value = tf.where(r.bad, tf.constant(math.nan, r.p.dtype), value)
     value = tf.where(p_empty, zero, value)
@@ -100,3 +141,7 @@ def convexity(t: Tensor) -> Tensor:
     for c in reversed(coefficients(double=t.dtype == tf.float64)):
         series = series * t + c
     return series * t * t
+
+
+def _sum(array: Tensor) -> Tensor:
+    return tf.reduce_sum(array, -1, keepdims=True)

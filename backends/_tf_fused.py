@@ -6,15 +6,13 @@ and the derivative of its gradient. What differs is how they are computed::
     depth = top - z                        >= 0
     p     = softmax(z)
     rest  = sum of p below the largest     log p_k = log1p(-rest): keeps every digit
-    D     = z - z_old                      and what rounding loses of it
-    t     = D - sum p_old D                P2 = p_old (expm1(t) - t), as in _tf_divergence
-    r     = sum p_old t                    what rounding leaves of the mean of t, about 0
-    KL    = log1p(exp(-r) (sum P2 - (expm1(r) - r)))
-    q - p = exp(-KL - r) (p_old t + P2) + expm1(-KL - r) p_old
+    t     = z - z_old - mean               and what rounding loses of it
+    P2    = p_old (expm1(t) - t)           then KL and q - p as in _tf_divergence
 
 ``multiply_no_nan`` (0 where the second factor is 0) takes the place of most masking. Nearly
-deterministic rows, entries with |t| >= 1, logits of -inf and masks that differ take a second,
-general look, skipped where there are none (``_tf_branch``).
+deterministic rows, entries with |t| >= 1, logits of -inf, masks that differ and policies that
+differ only where p is below 1e-6 take a second, general look, skipped where there are none
+(``_tf_branch``).
 """
 
 from __future__ import annotations
@@ -25,10 +23,14 @@ from typing import NamedTuple
 from backends._series import FACTORS, SERIES_BELOW, coefficients
 from backends._tf_api import Tensor, tf
 from backends._tf_branch import compiled, unless_ordinary
+from backends._tf_divergence import excess_of_mean
 from backends._tf_rows import rounding_error
 
 DEEP = 1e-5
 """Rows whose ``rest`` is below this get the exact exponent."""
+
+TAIL = 1e-6
+"""So do rows where no ``p t`` exceeds this part of the largest t: they differ in the tail alone."""
 
 
 class Side(NamedTuple):
@@ -52,13 +54,15 @@ class Moments(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The old and the new policy of each row."""
+    """The old and the new policy of each row; A, B and r as in ``_tf_divergence``."""
 
-    pt: Tensor  # [..., A] p_old t
-    remainder: Tensor  # [..., A] P2
+    p: Tensor  # [..., A] old
+    pt: Tensor  # [..., A] p t
+    growth: Tensor  # [..., A] p expm1(t), where KL is not large
     r: Tensor  # [..., 1]
+    total: Tensor  # [..., 1] B
     kl: Tensor  # [..., 1]
-    large: Tensor  # [..., 1] bool: KL > 1, where P2 means nothing
+    large: Tensor  # [..., 1] bool: KL > 1
 
 
 def side(x: Tensor, legal: Tensor) -> Side:
@@ -73,106 +77,114 @@ def side(x: Tensor, legal: Tensor) -> Side:
     return Side(x, z, top, tf.nn.softmax(z))
 
 
-def moments(new: Side, old: Side | None) -> tuple[Moments, Side, Side | None]:
-    """Moments of the new policy, and both policies with the tails of deep rows corrected.
+def exact(s: Side) -> Tensor:
+    """``p`` ``[..., A]`` with what rounding lost of the exponent put back."""
+    lost = rounding_error(s.x, s.top, s.x - s.top)
+    return tf.math.multiply_no_nan(1 + lost, s.p)
 
-    A deep row of the old policy alone is left: against a new policy that is not deep its tail does
-    not count.
-    """
-    no_nan = tf.math.multiply_no_nan
-    depth = new.top - new.x
-    p_depth = no_nan(depth, new.p)
+
+def moments(s: Side) -> tuple[Moments, Tensor]:
+    """Moments of a policy, and its probabilities with the tails of deep rows corrected."""
+    no_nan, zero = tf.math.multiply_no_nan, tf.zeros([], s.p.dtype)
+    depth = s.top - s.x
+    p_depth = no_nan(depth, s.p)
     rest = _sum(tf.math.xdivy(p_depth, depth))
-    zero = tf.zeros([], depth.dtype)
 
-    def exact() -> tuple[Tensor, ...]:
-        p = new.p + no_nan(rounding_error(new.x, new.top, -depth), new.p)
-        changed = p, no_nan(depth, p), _sum(tf.where(tf.equal(depth, zero), zero, p))
-        if old is None:
-            return changed
-        lost = rounding_error(old.x, old.top, old.x - old.top)
-        return *changed, old.p + no_nan(lost, old.p)
-
-    def as_is() -> tuple[Tensor, ...]:
-        changed = new.p, p_depth, rest
-        return changed if old is None else (*changed, old.p)
+    def corrected() -> tuple[Tensor, ...]:
+        p = exact(s)
+        return p, no_nan(depth, p), _sum(tf.where(tf.equal(depth, zero), zero, p))
 
     deep = tf.reduce_any(tf.logical_and(rest > 0, rest < DEEP))
-    p, p_depth, rest, *p_old = unless_ordinary(deep, exact, as_is)
+    p, p_depth, rest = unless_ordinary(deep, corrected, lambda: (s.p, p_depth, rest))
     mean, largest = _sum(p_depth), tf.reduce_max(p, -1, keepdims=True)
     total = tf.where(largest > 0.5, -tf.math.log1p(-rest), -tf.math.log(largest))
     total = tf.where(tf.math.is_nan(mean), mean, total)
-    before = old._replace(p=p_old[0]) if old is not None else None
-    return Moments(depth, p_depth, mean, rest, largest, total), new._replace(p=p), before
+    return Moments(depth, p_depth, mean, rest, largest, total), p
 
 
-def pair(old: Side, new: Side, total: Tensor, alike: Tensor) -> Pair:
+def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
     """KL(old, new) a row.
 
     Args:
         old, new: The policies.
-        total: That of the new policy.
+        m: Of the new policy.
         alike: Scalar bool: the masks are equal, row by row and entry by entry.
     """
     no_nan = tf.math.multiply_no_nan
 
-    def general() -> tuple[Tensor, ...]:
-        d = _difference(old, new)
-        mu = _sum(no_nan(d, old.p))
+    def general() -> Pair:
+        p, q = exact(old), exact(new)
+        zero, infinity = tf.zeros([], p.dtype), tf.constant(math.inf, p.dtype)
+        at_k = tf.where(tf.equal(old.z, old.top), new.z, -infinity)
+        at_k = tf.reduce_max(at_k, -1, keepdims=True)
+        at_k = tf.where(tf.math.is_finite(at_k), at_k, new.top)
+        d = _difference(old, new, at_k)
+        mu = _sum(no_nan(tf.where(tf.abs(d) < SERIES_BELOW, d, zero), p))
         t = d - mu
-        pt = no_nan(t, old.p)
-        apart = (total + tf.math.log(tf.reduce_max(old.p, -1, keepdims=True))) - mu
-        large = tf.logical_not(apart <= 1)
-        zero, infinity = tf.zeros([], mu.dtype), tf.constant(math.inf, mu.dtype)
-        far = (new.p * tf.exp(tf.where(large, zero, apart)) - old.p) - pt
+        pt = no_nan(t, p)
         r = _sum(pt)
+        largest = tf.reduce_max(p, -1, keepdims=True)
+        below = (new.top - at_k) - mu
+        apart = (m.total + tf.math.log(largest)) + below - r
+        large = tf.logical_not(apart <= 1)
+        scale = (largest / m.largest) * tf.exp(tf.where(large, zero, below))
+        near = tf.abs(t) < SERIES_BELOW
+        far = q * scale - p
         forbidden = tf.logical_and(tf.equal(new.z, -math.inf), old.z > -math.inf)
-        far = tf.where(forbidden, infinity, far)
-        terms = tf.where(tf.abs(t) < SERIES_BELOW, no_nan(_remainder(t), pt), far)
+        far_terms = tf.where(forbidden, infinity, far - pt)
+        near_terms = no_nan(_remainder(t), pt)
+        terms = tf.where(near, near_terms, far_terms)
+        growth = tf.where(near, pt + near_terms, far)
         excess = _sum(terms)
-        kl = tf.where(large, apart, _close(excess, r))
-        kl = tf.where(tf.logical_or(tf.math.is_inf(mu), tf.math.is_inf(excess)), infinity, kl)
-        kl = tf.where(tf.math.is_nan(mu + total), tf.constant(math.nan, mu.dtype), kl)
-        return pt, terms, r, kl, large
+        kl = tf.where(large, apart, _close(excess, tf.where(large, zero, r)))
+        kl = tf.where(tf.logical_or(tf.math.is_inf(r), tf.math.is_inf(excess)), infinity, kl)
+        kl = tf.where(tf.math.is_nan(_sum(p) + m.total), tf.constant(math.nan, p.dtype), kl)
+        return Pair(p, pt, growth, r, _sum(growth), kl, large)
 
     if compiled():
-        return Pair(*general())
+        return general()
     d = new.x - old.x
     t = (d - _sum(d * old.p)) + _rounding_error(new.x, old.x, d)
     pt = t * old.p
     terms = _remainder(t) * pt
     r, excess = _sum(pt), _sum(terms)
-    near = tf.logical_and(tf.reduce_max(t) < SERIES_BELOW, tf.reduce_min(t) > -SERIES_BELOW)
+    size, weighted = _size(t), _size(pt)
+    near = tf.reduce_all(tf.logical_and(size < SERIES_BELOW, weighted >= TAIL * size))
 
-    def ordinary() -> tuple[Tensor, ...]:
+    def ordinary() -> Pair:
         kl = _close(excess, r)
-        return pt, terms, r, kl, tf.zeros_like(kl, tf.bool)
+        return Pair(old.p, pt, pt + terms, r, r + excess, kl, tf.zeros_like(kl, tf.bool))
 
-    special = tf.logical_not(tf.logical_and(near, alike))
-    return Pair(*unless_ordinary(special, general, ordinary))
+    return unless_ordinary(tf.logical_not(tf.logical_and(near, alike)), general, ordinary)
 
 
-def to_new(r: Pair, old: Side, g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+def to_new(r: Pair, g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """``g (new - old)``, for g that is 0 in rows where the KL is +inf.
 
     Returns:
         A factor ``[..., 1]`` of ``new.p``, and pairs of an array ``[..., A]`` and its factor.
     """
-    zero, no_nan, shift = tf.zeros([], g.dtype), tf.math.multiply_no_nan, -(r.kl + r.r)
-    scale = tf.where(r.large, zero, no_nan(tf.exp(shift), g))
-    shift = tf.where(r.large, -g, no_nan(tf.math.expm1(shift), g))
-    return tf.where(r.large, g, zero), [(r.pt + r.remainder, scale), (old.p, shift)]
+    zero, scale = tf.zeros([], g.dtype), tf.math.multiply_no_nan(1 / (1 + r.total), g)
+    shift = tf.math.multiply_no_nan(-r.total, scale)
+    scale, shift = tf.where(r.large, zero, scale), tf.where(r.large, -g, shift)
+    return tf.where(r.large, g, zero), [(r.growth, scale), (r.p, shift)]
 
 
-def to_old(r: Pair, old: Side, g: Tensor) -> Tensor:
-    """``g`` times the gradient of the KL to the old logits, ``-p_old t`` ``[..., A]``."""
+def to_old(r: Pair, g: Tensor) -> Tensor:
+    """``g`` times the gradient of the KL to the old logits, ``-p_old (t - r)`` ``[..., A]``."""
     no_nan = tf.math.multiply_no_nan
-    return no_nan(old.p, no_nan(r.r, g)) - no_nan(r.pt, g)
+    return no_nan(r.p, no_nan(r.r, g)) - no_nan(r.pt, g)
 
 
 def _close(excess: Tensor, r: Tensor) -> Tensor:
-    """``log1p(exp(-r) (excess - (expm1(r) - r)))`` for r about 0; never negative."""
-    return tf.math.log1p(tf.exp(-r) * tf.abs(excess - r * r * (0.5 + r * (1 / 6))))
+    """``log1p(exp(-r) (excess - (expm1(r) - r)))``; never negative."""
+    return tf.math.log1p(tf.exp(-r) * tf.maximum(excess - excess_of_mean(r), 0))
+
+
+def _size(array: Tensor) -> Tensor:
+    """The largest absolute value of a row ``[..., 1]``; NaN in rows with a NaN."""
+    high = tf.reduce_max(array, -1, keepdims=True)
+    return tf.maximum(high, -tf.reduce_min(array, -1, keepdims=True))
 
 
 def _sum(array: Tensor) -> Tensor:
@@ -185,14 +197,14 @@ def _rounding_error(a: Tensor, b: Tensor, difference: Tensor) -> Tensor:
     return (a - virtual) - (b + (difference - virtual))
 
 
-def _difference(old: Side, new: Side) -> Tensor:
-    """``(z - z_old) - (top - top_old)``, rounded once."""
+def _difference(old: Side, new: Side, at_k: Tensor) -> Tensor:
+    """``(z - z_k) - (z_old - top_old)``, rounded once; k is the largest entry of the old policy."""
     if old.z.dtype == tf.float32:
-        z, z_old, top, top_old = (tf.cast(x, tf.float64) for x in (new.z, old.z, new.top, old.top))
-        return tf.cast((z - z_old) - (top - top_old), tf.float32)
-    d, c = new.z - old.z, new.top - old.top
-    lost = rounding_error(new.z, old.z, d) - rounding_error(new.top, old.top, c)
-    return (d - c) + lost
+        z, z_old, at_k, top = (tf.cast(x, tf.float64) for x in (new.z, old.z, at_k, old.top))
+        return tf.cast((z - z_old) - (at_k - top), tf.float32)
+    u, u_old = new.z - at_k, old.z - old.top
+    lost = rounding_error(new.z, at_k, u) - rounding_error(old.z, old.top, u_old)
+    return (u - u_old) + lost
 
 
 def _remainder(t: Tensor) -> Tensor:

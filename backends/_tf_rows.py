@@ -46,8 +46,7 @@ def rows(z: Tensor, empty: Tensor) -> Rows:
     lost = tf.stop_gradient(rounding_error(z, top, shifted))
     floor = tf.constant(FLOOR, z.dtype)
     tau = tf.where(shifted < floor, floor, shifted)
-    e = tf.exp(tau)
-    e = e + e * lost
+    e = tf.exp(tau) * (one + lost)
     total = tf.where(empty, one, tf.reduce_sum(e, -1, keepdims=True))
     rest = tf.reduce_sum(tf.where(tau < zero, e, zero), -1, keepdims=True)
     log_total = tf.where(total < 2 * one, tf.math.log1p(rest), tf.math.log(total))

@@ -71,15 +71,15 @@ def _forward(
     zero = tf.zeros([], xs[0].dtype)
     s = fused.side(xs[0], new.legal)
     s_old = None if old is None else fused.side(xs[1], old.legal)
-    m, s, s_old = fused.moments(s, s_old)
-    taken = Taken(new, actions, s, m)
+    m, p = fused.moments(s)
+    taken = Taken(new, actions, p, m)
     log_prob, entropy = taken.log_prob(), tf.where(new.empty, zero, m.total + m.mean)
 
     def gradient(gl: Tensor, gh: Tensor, weight: Tensor, terms: list[Term]) -> Tensor:
         gl = tf.where(taken.counts, gl, zero)
         weight -= gh * m.mean
-        array = s.p * (weight - gl) + m.p_depth * gh
-        at_taken = taken.at(s.p) * weight + taken.at(m.p_depth) * gh + gl * taken.others()
+        array = p * (weight - gl) + m.p_depth * gh
+        at_taken = taken.at(p) * weight + taken.at(m.p_depth) * gh + gl * taken.others()
         for term, factor in terms:
             array += tf.math.multiply_no_nan(term, factor)
             at_taken += tf.math.multiply_no_nan(taken.at(term), factor)
@@ -95,7 +95,7 @@ def _forward(
     alike = tf.constant(True)
     if old.legal is not new.legal:
         alike = tf.reduce_all(tf.equal(old.legal, new.legal))
-    both = fused.pair(s_old, s, m.total, alike)
+    both = fused.pair(s_old, s, m, alike)
     good = tf.math.is_finite(tf.reduce_sum(s_old.p, -1, keepdims=True))
     forbidden = tf.logical_and(new.empty, good)
     kl = tf.where(forbidden, tf.constant(math.inf, zero.dtype), both.kl)
@@ -104,12 +104,12 @@ def _forward(
 
     def to_new(gl: Tensor, gh: Tensor, gk: Tensor) -> Tensor:
         bad = tf.math.is_nan(tf.math.multiply_no_nan(kl, gk) + m.total)
-        weight, terms = fused.to_new(both, s_old, tf.where(dead, zero, gk))
+        weight, terms = fused.to_new(both, tf.where(dead, zero, gk))
         return _finished(gradient(gl, gh, weight, terms), new, bad)
 
     def to_old(gl: Tensor, gh: Tensor, gk: Tensor) -> Tensor:
         bad = tf.math.is_nan(tf.math.multiply_no_nan(kl, gk))
-        return _finished(fused.to_old(both, s_old, tf.where(dead, zero, gk)), old, bad)
+        return _finished(fused.to_old(both, tf.where(dead, zero, gk)), old, bad)
 
     return _squeezed(log_prob, entropy, kl), (to_new, to_old)
 
@@ -117,14 +117,14 @@ def _forward(
 class Taken:
     """The actions taken: gathering what is at them, and the log_prob part of the gradient there."""
 
-    def __init__(self, policy: Policy, actions: Tensor, s: fused.Side, m: fused.Moments) -> None:
-        self._shape = tf.shape(s.p)
+    def __init__(self, policy: Policy, actions: Tensor, p: Tensor, m: fused.Moments) -> None:
+        self._shape = tf.shape(p)
         num_actions = self._shape[-1]
         inside = tf.logical_and(actions >= 0, actions < tf.cast(num_actions, actions.dtype))
         index = tf.cast(tf.where(inside, actions, 0), tf.int32)
         self._index = index
         self._flat = tf.reshape(index, [-1]) + num_actions * tf.range(tf.size(index))
-        self._p, self._m, self._empty = s.p, m, policy.empty
+        self._p, self._m, self._empty = p, m, policy.empty
         legal = tf.logical_and(self.at(policy.legal), inside[..., None])
         self.counts = tf.logical_or(legal, tf.math.is_nan(m.total))
         """``[..., 1]`` bool: False where log_prob is -inf because the action is illegal."""
