@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := $(VENV)/.peers
 RUN := OMP_NUM_THREADS=1 TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python
 
 .DEFAULT_GOAL := help
@@ -22,6 +23,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+$(PEERS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[peers]'
+	touch $@
+
 demo: $(STAMP) ## Train PPO masked, naive and unmasked; print a table, write demo.png.
 	$(RUN) -m rllib_integration.demo
 
@@ -33,16 +38,16 @@ check: $(STAMP) ## Lint, formatting, types.
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-bench: $(STAMP) ## Ratios against every peer; writes docs/benchmarks.md.
+bench: $(PEERS) ## Ratios against every peer; writes docs/benchmarks.md.
 	$(RUN) -m benchmarks.run
 
 bench-train: $(STAMP) ## RLlib training against RLlib's own masked model, paired.
 	$(RUN) -m benchmarks.train
 
-accuracy: $(STAMP) ## Errors against 60-digit arithmetic; writes docs/accuracy.md.
+accuracy: $(PEERS) ## Errors against 60-digit arithmetic; writes docs/accuracy.md.
 	$(RUN) -m benchmarks.accuracy
 
-peers: $(STAMP) ## The conformance kit on other libraries; writes docs/peers.md.
+peers: $(PEERS) ## The conformance kit on other libraries; writes docs/peers.md.
 	$(RUN) -m benchmarks.peers
 
 mutants: $(STAMP) ## Break the backends one line at a time and see which test notices.

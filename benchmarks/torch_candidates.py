@@ -64,13 +64,6 @@ def ours(batch: Batch) -> Quantities:
     return result.log_prob, result.entropy, result.kl_divergence
 
 
-def ours_compiled(batch: Batch) -> Quantities:
-    result = torch_backend.evaluate_actions(
-        batch.logits, batch.mask, batch.actions, old_logits=batch.old_logits, compiled=True
-    )
-    return result.log_prob, result.entropy, result.kl_divergence
-
-
 def empty_step(batch: Batch) -> Quantities:
     """The floor: an autograd function that computes nothing."""
     nothing = _Nothing.apply(batch.logits)
