@@ -1,16 +1,17 @@
 """KL and cross-entropy of two policies a row, with what their gradients need.
 
-The identity of ``_tf_divergence``: with D = zq - zp over the support of p, ``mu = sum p D`` and
-``t = D - mu`` (mean 0 under p)::
+The identities of ``_tf_divergence``: with D = (zq - zq_k) - (zp - zp_k) over the support of p, k
+its largest entry, ``t = D - mu`` for the mean mu of D over |D| < 1, and ``r = sum p t``::
 
-    exp(KL) - 1 = sum p (expm1(t) - t)          every term >= 0: nothing cancels
-    dKL/dq = q - p = p expm1(t - KL)            dKL/dp = -p t
+    A = sum p (expm1(t) - t)                    every term >= 0: nothing cancels
+    B = sum p expm1(t)
+    KL = log1p(exp(-r) (A - (expm1(r) - r)))
+    dKL/dq = q - p = (p expm1(t) - p B) / (1 + B)
+    dKL/dp = -p (t - r)
 
-The sum takes in what q gives to actions outside the support of p, where p exp(t) is q exp(KL).
-
-D, mu and t are float64 for float32 logits, which makes D exact and ``expm1(t) - t`` good to the
-last float32 digit from |t| = 1e-9 up. For float64 logits D carries its rounding error along and
-``expm1(t) - t`` is a series near 0.
+Everything here is float64, also for float32 logits: D is exact then, and ``expm1(t) - t`` is good
+to the last float32 digit from |t| = 1e-9 up. For float64 logits D carries its rounding error along
+and ``expm1(t) - t`` is a series near 0.
 """
 
 from __future__ import annotations
@@ -24,62 +25,66 @@ from backends._numpy_rows import Rows, lost_in, row_dot
 from backends._series import SERIES_BELOW, coefficients
 
 LARGE = 1.0
-"""From this KL on, ``log_total_q - log_total_p - mu`` does not cancel, and cannot overflow."""
+"""From this KL on, the difference of log q and log p does not cancel."""
 
 
 class Pair(NamedTuple):
     """Two policies a row."""
 
-    p: Array  # [N, A] float64, 0 outside the support
-    t: Array  # [N, A] float64
-    kl: Array  # [N] float64
+    p: Array  # [N, A] 0 outside the support
+    t: Array  # [N, A]
+    r: Array  # [N]
+    growth: Array  # [N, A] p expm1(t), where KL is not large
+    kl: Array  # [N]
     forbidden: BoolArray  # [N] p gives mass to what q forbids
     bad: BoolArray  # [N] p or q is NaN
 
 
-def pair(zp: Array, zq: Array, p: Rows, q: Rows) -> Pair:
-    """KL(p | q) of masked logits ``[N, A]``, both float32 or both float64."""
-    support = zp > -np.inf
-    forbidden = (support & (zq == -np.inf)).any(-1)
+def pair(zp: Array, zq: Array, p: Rows, q: Rows, *, double: bool) -> Pair:
+    """KL(p | q) of masked float64 logits ``[N, A]``; ``double`` unless they came as float32."""
+    forbidden = ((zp > -np.inf) & (zq == -np.inf)).any(-1)
     bad = p.bad | q.bad
-    w = p.e.astype(np.float64)
-    total = w.sum(-1)
-    weightless = w == 0
-    t = _difference(zp, zq, p)
+    prob = p.e / p.total[:, None]
+    weightless = prob == 0
+    at = np.arange(len(zp)), p.k
+    at_k = np.where(np.isfinite(zq[at]), zq[at], q.top)
+    t = _difference(zp, zq, p.top, at_k, double=double)
     np.copyto(t, 0, where=weightless)
-    mu = row_dot(w, t) / total
+    mu = row_dot(prob, np.where(np.abs(t) < 1, t, 0))
     t -= mu[:, None]
-    shift = _shift(zq, p, q) - mu
-    apart: Array = shift + (q.log_total.astype(np.float64) - p.log_total)
+    r = row_dot(prob, t)
+    below = (q.top - at_k) - mu
+    apart: Array = (q.log_total - p.log_total) + below - r
     large = ~(apart <= LARGE)
 
-    terms = _remainder(t, double=zp.dtype == np.float64)
-    terms *= w
+    growth = np.expm1(t)
+    terms = _remainder(t, growth, double=double)
+    growth *= prob
+    terms *= prob
     far = np.flatnonzero((weightless | (np.abs(t) >= SERIES_BELOW)).reshape(-1))
     if far.size:
-        row = far // t.shape[1]
-        scale = np.exp(np.where(large, 0, shift))[row]
-        terms.reshape(-1)[far] = q.e.reshape(-1)[far] * scale
-        terms.reshape(-1)[far] -= w.reshape(-1)[far] * (1 + t.reshape(-1)[far])
-    close: Array = np.log1p(np.maximum(terms.sum(-1) / total, 0))
-    kl: Array = np.where(large, apart, close)
+        scale = (np.exp(np.where(large, 0, below)) / p.total)[far // t.shape[1]]
+        far_p = prob.reshape(-1)[far]
+        grown = q.e.reshape(-1)[far] * scale - far_p
+        growth.reshape(-1)[far] = grown
+        terms.reshape(-1)[far] = grown - far_p * t.reshape(-1)[far]
+    excess = np.maximum(terms.sum(-1) - _excess_of_mean(r, double=double), 0)
+    kl: Array = np.where(large, apart, np.log1p(np.exp(np.where(large, 0, -r)) * excess))
     kl[forbidden] = np.inf
     kl[bad] = np.nan
     kl[p.empty] = 0
-    w /= total[:, None]
-    return Pair(w, t, kl, forbidden, bad)
+    return Pair(prob, t, r, growth, kl, forbidden, bad)
 
 
 def kl_gradients(r: Pair, p: Rows, q: Rows) -> tuple[Array, Array]:
-    """``-p t`` and ``q - p`` ``[N, A]``, 0 in rows where p is empty or KL is +inf."""
-    dq = _q_minus_p(r, q)
-    dp = np.multiply(r.p, -r.t)
-    return _finished(dp, r.kl, p, r.bad), _finished(dq, r.kl, p, r.bad)
+    """``-p (t - r)`` and ``q - p`` ``[N, A]``, 0 in rows where p is empty or KL is +inf."""
+    dp = r.p * (r.r[:, None] - r.t)
+    return _finished(dp, r.kl, p, r.bad), _finished(_q_minus_p(r, q), r.kl, p, r.bad)
 
 
 def cross_entropy(zq: Array, r: Pair, p: Rows, q: Rows) -> tuple[Array, Array]:
     """``-sum p log q`` ``[N]``, and its gradient to p ``[N, A]``: every term >= 0."""
-    depth = np.subtract(q.top[:, None], zq, dtype=np.float64)
+    depth = q.top[:, None] - zq
     np.copyto(depth, 0, where=r.p == 0)
     mean = row_dot(r.p, depth)
     value = mean + q.log_total
@@ -98,16 +103,10 @@ def cross_entropy_gradient_to_q(r: Pair, p: Rows, q: Rows) -> Array:
 
 
 def _q_minus_p(r: Pair, q: Rows) -> Array:
-    u = r.t - r.kl[:, None]
-    near = (np.abs(u) < 1) & (r.kl <= LARGE)[:, None] & (r.p > 0)
-    direct = np.flatnonzero(~near.reshape(-1))
-    dq = np.expm1(u, out=u)
-    dq *= r.p
-    row = direct // dq.shape[1]
-    # In float64: where p and q are both nearly 1, the float32 rounding of a total is all there is.
-    of_q = q.e.reshape(-1)[direct] / q.e.sum(-1, dtype=np.float64)[row]
-    dq.reshape(-1)[direct] = of_q - r.p.reshape(-1)[direct]
-    return dq
+    direct = q.e / q.total[:, None] - r.p
+    near = (np.abs(r.t) < SERIES_BELOW) & (r.kl <= LARGE)[:, None] & (r.p > 0)
+    total = r.growth.sum(-1)[:, None]
+    return np.where(near, (r.growth - r.p * total) / (1 + total), direct)
 
 
 def _finished(gradient: Array, value: Array, p: Rows, bad: BoolArray) -> Array:
@@ -116,31 +115,18 @@ def _finished(gradient: Array, value: Array, p: Rows, bad: BoolArray) -> Array:
     return gradient
 
 
-def _difference(zp: Array, zq: Array, p: Rows) -> Array:
-    """``D - D_k`` for ``D = zq - zp`` ``[N, A]``, in float64, to the last digit.
-
-    Relative to p's largest entry, so that where p is nearly deterministic mu is a sum of small
-    terms, and what is left at that entry, -mu, keeps every digit.
-    """
-    at = np.arange(len(zp)), p.k
-    difference = np.subtract(zq, zp, dtype=np.float64)
-    lost = lost_in(zq, zp) if zp.dtype == np.float64 else None
-    difference -= difference[at][:, None]
-    if lost is not None:
-        lost -= lost[at][:, None]
-        difference += lost
-    return difference
+def _difference(zp: Array, zq: Array, zp_k: Array, zq_k: Array, *, double: bool) -> Array:
+    """D ``[N, A]`` to the last digit."""
+    if not double:
+        return (zq - zp) - (zq_k - zp_k)[:, None]
+    uq, up = zq - zq_k[:, None], zp - zp_k[:, None]
+    lost = lost_in(zq, zq_k[:, None]) - lost_in(zp, zp_k[:, None])
+    return (uq - up) + lost
 
 
-def _shift(zq: Array, p: Rows, q: Rows) -> Array:
-    """``(top_q - top_p) - D_k`` ``[N]`` in float64."""
-    return np.subtract(q.top, zq[np.arange(len(zq)), p.k], dtype=np.float64)
-
-
-def _remainder(t: Array, *, double: bool) -> Array:
-    """``expm1(t) - t``."""
-    value = np.expm1(t)
-    value -= t
+def _remainder(t: Array, growth: Array, *, double: bool) -> Array:
+    """``expm1(t) - t`` ``[N, A]``, given expm1(t)."""
+    value = growth - t
     if double:
         near = np.flatnonzero((np.abs(t) < SERIES_BELOW).reshape(-1))
         x = t.reshape(-1)[near]
@@ -150,3 +136,8 @@ def _remainder(t: Array, *, double: bool) -> Array:
             series += c
         value.reshape(-1)[near] = series * x * x
     return value
+
+
+def _excess_of_mean(r: Array, *, double: bool) -> Array:
+    """``expm1(r) - r`` of a number a row ``[N]``."""
+    return _remainder(r[:, None], np.expm1(r)[:, None], double=double)[:, 0]

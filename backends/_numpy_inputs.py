@@ -100,10 +100,14 @@ def blocks(policy: Policy) -> Iterator[slice]:
 def masked(policy: Policy, at: slice, *, wide: bool = False) -> tuple[Array, BoolArray]:
     """A fresh block of logits, -inf at illegal entries, in float32 or float64; and its mask."""
     x, legal = policy.logits[at], policy.legal[at]
-    narrow = is_floating(x.dtype) and x.dtype.itemsize <= 4 and not wide
-    z = np.full(x.shape, -np.inf, np.float32 if narrow else np.float64)
+    z = np.full(x.shape, -np.inf, np.float32 if narrow(x) and not wide else np.float64)
     np.copyto(z, x, where=legal, casting="unsafe")
     return z, legal
+
+
+def narrow(logits: Array) -> bool:
+    """Whether these are floats of at most 32 bits."""
+    return is_floating(logits.dtype) and logits.dtype.itemsize <= 4
 
 
 def output(policy: Policy, dtype: Any = None, *, entries: bool = False) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends import _numpy_divergence as divergence
-from backends._numpy_inputs import Array, BoolArray, Policy, blocks, masked, output
+from backends._numpy_inputs import Array, BoolArray, Policy, blocks, masked, narrow, output
 from backends._numpy_rows import Rows, depth, probabilities, row_dot, rows
 from maskcore.masks import MaskError
 
@@ -91,15 +91,13 @@ def evaluate(policy: Policy, actions: Actions, old: Policy | None, dtype: Any) -
     values = [output(policy), output(policy)]
     if old is not None:
         values.append(output(policy, dtype))
-    wide = old is not None and _wide(policy, old)
     for at in blocks(policy):
-        z, legal = masked(policy, at, wide=wide)
+        z, legal = masked(policy, at)
         r = rows(z, legal)
         values[0][at] = _log_prob(z, r, actions[at])
-        if old is not None:
-            z_old, legal_old = masked(old, at, wide=wide)
-            values[2][at] = divergence.pair(z_old, z, rows(z_old, legal_old), r).kl
         values[1][at] = _entropy(z, r)
+        if old is not None:
+            values[2][at] = _pair(old, policy, at)[0].kl
     return values
 
 
@@ -195,15 +193,11 @@ def cross_entropy_grad(p: Policy, q: Policy, dtype: Any) -> tuple[Array, Array]:
     return out
 
 
-def _wide(p: Policy, q: Policy) -> bool:
-    return np.float64 in (p.dtype, q.dtype) and p.dtype != q.dtype
-
-
 def _pair(p: Policy, q: Policy, at: slice) -> tuple[divergence.Pair, Rows, Rows, Array]:
-    wide = _wide(p, q)
-    (zp, p_legal), (zq, q_legal) = masked(p, at, wide=wide), masked(q, at, wide=wide)
+    (zp, p_legal), (zq, q_legal) = masked(p, at, wide=True), masked(q, at, wide=True)
     rp, rq = rows(zp, p_legal), rows(zq, q_legal)
-    return divergence.pair(zp, zq, rp, rq), rp, rq, zq
+    double = not (narrow(p.logits) and narrow(q.logits))
+    return divergence.pair(zp, zq, rp, rq, double=double), rp, rq, zq
 
 
 def _log_prob(z: Array, r: Rows, actions: Actions) -> Array:

@@ -40,6 +40,7 @@ class Side(NamedTuple):
     z: Tensor  # [..., A] logits, -inf at illegal entries
     top: Tensor  # [..., 1]
     p: Tensor  # [..., A]
+    sums: tuple[Tensor, Tensor] | None  # largest and rest, [..., 1], where p is exact already
 
 
 class Moments(NamedTuple):
@@ -71,23 +72,40 @@ def side(x: Tensor, legal: Tensor) -> Side:
     x = tf.math.multiply_no_nan(x, one)
     z = x + tf.math.multiply_no_nan(tf.constant(-math.inf, x.dtype), 1 - one)  # not a slow select
     top = tf.reduce_max(z, -1, keepdims=True)
-    if compiled():
-        e = tf.exp(z - top)
-        return Side(x, z, top, e / _sum(e))
-    return Side(x, z, top, tf.nn.softmax(z))
+    if not compiled():
+        return Side(x, z, top, tf.nn.softmax(z), None)
+    zero, one = tf.zeros([], x.dtype), tf.ones([], x.dtype)
+    depth = top - z
+    is_top = tf.equal(depth, zero)
+    e = tf.math.multiply_no_nan(1 + rounding_error(x, top, x - top), tf.exp(-depth))
+    rest = _sum(tf.where(is_top, zero, e))
+    total = rest + _sum(tf.where(is_top, one, zero))  # XLA's sum of e would lose small terms
+    return Side(x, z, top, e / total, (1 / total, rest / total))
 
 
 def exact(s: Side) -> Tensor:
     """``p`` ``[..., A]`` with what rounding lost of the exponent put back."""
-    lost = rounding_error(s.x, s.top, s.x - s.top)
-    return tf.math.multiply_no_nan(1 + lost, s.p)
+    if s.sums is not None:
+        return s.p
+    return tf.math.multiply_no_nan(1 + rounding_error(s.x, s.top, s.x - s.top), s.p)
 
 
 def moments(s: Side) -> tuple[Moments, Tensor]:
     """Moments of a policy, and its probabilities with the tails of deep rows corrected."""
-    no_nan, zero = tf.math.multiply_no_nan, tf.zeros([], s.p.dtype)
     depth = s.top - s.x
-    p_depth = no_nan(depth, s.p)
+    p, p_depth = s.p, tf.math.multiply_no_nan(depth, s.p)
+    if s.sums is not None:
+        largest, rest = s.sums
+    else:
+        p, p_depth, largest, rest = _corrected(s, depth, p_depth)
+    mean = _sum(p_depth)
+    total = tf.where(largest > 0.5, -tf.math.log1p(-rest), -tf.math.log(largest))
+    total = tf.where(tf.math.is_nan(mean), mean, total)
+    return Moments(depth, p_depth, mean, rest, largest, total), p
+
+
+def _corrected(s: Side, depth: Tensor, p_depth: Tensor) -> tuple[Tensor, ...]:
+    no_nan, zero = tf.math.multiply_no_nan, tf.zeros([], s.p.dtype)
     rest = _sum(tf.math.xdivy(p_depth, depth))
 
     def corrected() -> tuple[Tensor, ...]:
@@ -96,10 +114,7 @@ def moments(s: Side) -> tuple[Moments, Tensor]:
 
     deep = tf.reduce_any(tf.logical_and(rest > 0, rest < DEEP))
     p, p_depth, rest = unless_ordinary(deep, corrected, lambda: (s.p, p_depth, rest))
-    mean, largest = _sum(p_depth), tf.reduce_max(p, -1, keepdims=True)
-    total = tf.where(largest > 0.5, -tf.math.log1p(-rest), -tf.math.log(largest))
-    total = tf.where(tf.math.is_nan(mean), mean, total)
-    return Moments(depth, p_depth, mean, rest, largest, total), p
+    return p, p_depth, tf.reduce_max(p, -1, keepdims=True), rest
 
 
 def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
@@ -123,7 +138,7 @@ def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
         t = d - mu
         pt = no_nan(t, p)
         r = _sum(pt)
-        largest = tf.reduce_max(p, -1, keepdims=True)
+        largest = tf.reduce_max(p, -1, keepdims=True) if old.sums is None else old.sums[0]
         below = (new.top - at_k) - mu
         apart = (m.total + tf.math.log(largest)) + below - r
         large = tf.logical_not(apart <= 1)
@@ -138,7 +153,7 @@ def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
         excess = _sum(terms)
         kl = tf.where(large, apart, _close(excess, tf.where(large, zero, r)))
         kl = tf.where(tf.logical_or(tf.math.is_inf(r), tf.math.is_inf(excess)), infinity, kl)
-        kl = tf.where(tf.math.is_nan(_sum(p) + m.total), tf.constant(math.nan, p.dtype), kl)
+        kl = tf.where(tf.math.is_nan(largest + m.total), tf.constant(math.nan, p.dtype), kl)
         return Pair(p, pt, growth, r, _sum(growth), kl, large)
 
     if compiled():

@@ -3,7 +3,7 @@
 For masked logits ``z`` (-inf at illegal entries) and ``top = max z``::
 
     tau = z - top                       <= 0, exactly 0 at the largest entry
-    e   = exp(tau),  total = sum e,  rest = sum of e over tau < 0
+    e   = exp(tau),  rest = sum of e over tau < 0,  total = rest + number of tau = 0
     log_total = log(total), as log1p(rest) where one entry dominates
 
 ``tau`` is rounded: at tau = -40 by up to 2e-6, which exp would turn into a relative error of 16
@@ -47,8 +47,10 @@ def rows(z: Tensor, empty: Tensor) -> Rows:
     floor = tf.constant(FLOOR, z.dtype)
     tau = tf.where(shifted < floor, floor, shifted)
     e = tf.exp(tau) * (one + lost)
-    total = tf.where(empty, one, tf.reduce_sum(e, -1, keepdims=True))
-    rest = tf.reduce_sum(tf.where(tau < zero, e, zero), -1, keepdims=True)
+    largest = tf.equal(tau, zero)
+    ties = tf.reduce_sum(tf.where(largest, e, zero), -1, keepdims=True)
+    rest = tf.reduce_sum(tf.where(largest, zero, e), -1, keepdims=True)
+    total = tf.where(empty, one, ties + rest)  # a sum of 1 and many small terms would lose these
     log_total = tf.where(total < 2 * one, tf.math.log1p(rest), tf.math.log(total))
     return Rows(top, shifted, tau, lost, e, total, rest, log_total)
 

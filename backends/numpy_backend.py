@@ -2,9 +2,9 @@
 
 ``logits`` and ``mask`` are ``[..., A]`` and broadcast over the batch axes, ``actions`` are integer
 ``[...]``, reductions are ``[...]``. ``True`` is legal. Results are in nats and in the dtype of
-``logits``. float32 stays float32 (but for the KL, whose digits need float64), float16 and bfloat16
-(of ``ml_dtypes``) accumulate in float32. The batch is worked through in blocks of rows that stay in
-cache, so beyond the result only a few such blocks are allocated.
+``logits``. float32 stays float32 (but for two policies, whose difference needs float64), float16
+and bfloat16 (of ``ml_dtypes``) accumulate in float32. The batch is worked through in blocks of rows
+that stay in cache, so beyond the result only a few such blocks are allocated.
 
 ====================== ========================== ======================== =====================
 quantity               ordinary row               forced row               empty row
