@@ -90,8 +90,14 @@ def as_policy(
     return Policy(work, legal, tf.logical_not(tf.reduce_any(legal, -1, keepdims=True)), x.dtype)
 
 
-def same_batch(policy: Policy, actions: TensorLike) -> tuple[Policy, Tensor]:
-    """``actions`` as int32/int64 of the same batch shape as the policy, both broadcast."""
+def same_batch(
+    policy: Policy, actions: TensorLike, *, open_sizes_match: bool = True
+) -> tuple[Policy, Tensor]:
+    """``actions`` as int32/int64 of the same batch shape as the policy, both broadcast.
+
+    ``open_sizes_match``: take sizes that a graph leaves open as equal, as a minibatch's are; False
+    broadcasts them when the graph runs.
+    """
     shape = policy.shape
     num_actions = shape[-1]
     if not tf.is_tensor(actions):
@@ -109,7 +115,8 @@ def same_batch(policy: Policy, actions: TensorLike) -> tuple[Policy, Tensor]:
     if a.dtype not in (tf.int32, tf.int64):
         a = tf.cast(a, tf.int64)
     x, legal, empty, dtype = policy
-    if same_shape(x.shape, legal.shape) and same_shape(x.shape[:-1], a.shape):
+    known = open_sizes_match or (x.shape.is_fully_defined() and a.shape.is_fully_defined())
+    if known and same_shape(x.shape, legal.shape) and same_shape(x.shape[:-1], a.shape):
         return policy, a
     if a.shape.rank is not None and shape.rank is not None:
         try:

@@ -118,7 +118,7 @@ def log_prob(logits: TensorLike, mask: TensorLike, actions: TensorLike) -> Tenso
     >>> round(float(log_prob([1.0, 5.0, 3.0], [1, 0, 1], 2)), 6)
     -0.126928
     """
-    policy, actions = same_batch(as_policy(logits, mask), actions)
+    policy, actions = same_batch(as_policy(logits, mask), actions, open_sizes_match=False)
     return tf.cast(quantities.log_prob(policy, actions), policy.dtype)
 
 
