@@ -116,10 +116,10 @@ def _finished(gradient: Array, value: Array, p: Rows, bad: BoolArray) -> Array:
 
 
 def _difference(zp: Array, zq: Array, zp_k: Array, zq_k: Array, *, double: bool) -> Array:
-    """D ``[N, A]`` to the last digit."""
-    if not double:
-        return (zq - zp) - (zq_k - zp_k)[:, None]
+    """D ``[N, A]`` to the last digit: logits far from 0 would take those of a D near 0."""
     uq, up = zq - zq_k[:, None], zp - zp_k[:, None]
+    if not double:
+        return np.subtract(uq, up, out=uq)
     lost = lost_in(zq, zq_k[:, None]) - lost_in(zp, zp_k[:, None])
     return (uq - up) + lost
 

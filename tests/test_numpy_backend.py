@@ -184,6 +184,17 @@ def test_a_row_without_a_distribution_is_named() -> None:
         numpy_backend.sample([[np.nan, 1.0], [0.0, 1.0]], [[1, 1], [1, 1]], RNG)
 
 
+def test_a_constant_of_thousands_takes_no_digit_of_the_gradients() -> None:
+    # (1 - exp(-d)) / (2 (1 + exp(-d))) in 60-digit arithmetic, d = q[1] - q[0] = 2.590410e-7.
+    p = np.array([4504.1206, 4504.1206], np.float32)
+    q = np.array([-1.2931510e-07, 1.2972593e-07], np.float32)
+    mask = np.ones(2, bool)
+    dp, dq = numpy_backend.kl_divergence_grad(p, q, p_mask=mask, q_mask=mask)
+    exact = np.array([-6.4760258e-08, 6.4760258e-08])
+    np.testing.assert_allclose(dq, exact, rtol=3e-7)
+    np.testing.assert_allclose(dp, -exact, rtol=3e-7)
+
+
 def test_only_numpy_is_needed() -> None:
     code = (
         "import sys, backends.numpy_backend;"
