@@ -62,6 +62,7 @@ class TorchMaskedCategorical(TorchDistributionWrapper):
         self.logits, self.mask = split_inputs(self.inputs)
         if temperature != 1.0:
             self.logits = self.logits / temperature
+        self._last_log_prob: Tensor | None = None
 
     @override(TorchDistributionWrapper)
     def logp(self, actions: Any) -> Tensor:
@@ -83,13 +84,15 @@ class TorchMaskedCategorical(TorchDistributionWrapper):
     @override(TorchDistributionWrapper)
     def sample(self) -> Tensor:
         """One legal action a row ``[B]``; 0 in an empty row."""
-        self.last_sample = torch_backend.sample(self.logits, self.mask)
+        drawn = torch_backend.sample_with_log_prob(self.logits, self.mask)
+        self.last_sample, self._last_log_prob = drawn
         return self.last_sample
 
     @override(TorchDistributionWrapper)
     def deterministic_sample(self) -> Tensor:
         """The most probable legal action a row ``[B]``, the lowest index on a tie."""
         self.last_sample = torch_backend.mode(self.logits, self.mask)
+        self._last_log_prob = None
         return self.last_sample
 
     @override(TorchDistributionWrapper)
@@ -97,7 +100,9 @@ class TorchMaskedCategorical(TorchDistributionWrapper):
         """Log-probability ``[B]`` of what ``sample`` or ``deterministic_sample`` last returned."""
         if self.last_sample is None:
             raise MaskError("nothing was sampled yet. Call sample() or deterministic_sample().")
-        return self.logp(self.last_sample)
+        if self._last_log_prob is None or self.logits.requires_grad:
+            return self.logp(self.last_sample)
+        return self._last_log_prob  # That of `logp`, without its gradient.
 
     @staticmethod
     @override(TorchDistributionWrapper)

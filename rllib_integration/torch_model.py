@@ -22,7 +22,7 @@ from ray.rllib.utils.annotations import override
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from maskcore import MaskError
+from maskcore import MaskError, as_bool
 from rllib_integration.observations import find_masked_observation
 from rllib_integration.torch_attention import attend_within_window
 
@@ -181,11 +181,18 @@ class MaskedTorchModel(TorchModelV2, nn.Module):
                 f"{type(self.network).__name__} returned {tuple(logits.shape)}. Expected "
                 f"[B, {self.num_actions}], one logit an action."
             )
-        mask = self.where.mask(observation)
-        if not self.training:
-            _check_mask_values(mask, self.where.mask_key)
-        legal = torch.ones_like(mask, dtype=logits.dtype) if self.no_masking else mask != 0
-        return torch.cat([logits, legal.to(logits.dtype)], dim=-1), new_state
+        mask = self.where.mask(observation).to(logits.dtype)
+        legal = (mask != 0).to(logits.dtype)
+        if not self.training and not torch.equal(mask, legal):  # It costs little; RLlib trains on
+            _refuse_mask(mask, self.where.mask_key)  # what it has sampled.
+        if self.no_masking:
+            legal = torch.ones_like(legal)
+        return torch.cat([logits, legal], dim=-1), new_state
+
+    @override(nn.Module)
+    def train(self, mode: bool = True) -> MaskedTorchModel:
+        """As Torch's. RLlib calls it for every step and minibatch: most change nothing."""
+        return self if self.training == mode else super().train(mode)
 
     @override(TorchModelV2)
     def value_function(self) -> Tensor:
@@ -241,12 +248,7 @@ def _with_plain_size(action_space: gym.Space[Any]) -> gym.Space[Any]:
     return plain
 
 
-def _check_mask_values(mask: Tensor, key: str) -> None:
-    """At inference, where it costs nothing beside the network: masks are exactly 0 or 1."""
-    if mask.dtype == torch.bool or bool(((mask == 0) | (mask == 1)).all()):
-        return
-    from maskcore import as_bool
-
+def _refuse_mask(mask: Tensor, key: str) -> None:
     as_bool(mask.detach().cpu().numpy(), name=f"the mask under {key!r}")
 
 

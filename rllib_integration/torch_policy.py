@@ -77,9 +77,7 @@ class MaskedPPOTorchPolicy(PPOTorchPolicy):
         """The sum of ``loss_parts``, each times its coefficient; keeps each for the metrics."""
         self._tower.model = model
         parts = self.loss_parts(model, dist_class, train_batch)
-        # A part with coefficient 0 is left out: 0 times an infinite KL would be NaN.
-        used = [coeff * value for coeff, value in parts.values() if coeff != 0.0]
-        total = torch.stack([term.reshape(()) for term in used]).sum()
+        total = self._tower.total = _weighted_sum(parts)
         stats = model.tower_stats
         stats["total_loss"] = total.detach()
         for name in self.loss_terms.terms:
@@ -119,6 +117,8 @@ class MaskedPPOTorchPolicy(PPOTorchPolicy):
         old_logits, old_mask = split_inputs(batch[SampleBatch.ACTION_DIST_INPUTS])
         actions = batch[SampleBatch.ACTIONS].long()
         use_kl = bool(self.config["use_kl_loss"])
+        if torch.equal(mask, old_mask):
+            old_mask = mask  # One object: nothing below compares the two again.
         log_prob, entropy, kl = torch_backend.evaluate_actions(
             logits,
             mask,
@@ -127,7 +127,7 @@ class MaskedPPOTorchPolicy(PPOTorchPolicy):
             old_mask=old_mask if use_kl else None,
         )
         present = self._present_rows(batch, state, len(logits), model)
-        valid, counts = _valid_rows(logits, mask, old_mask, actions, present)
+        valid, counts = _valid_rows(logits.detach(), mask, old_mask, actions, present)
         mean = _MeanOver(valid, len(logits))
         advantages = batch[Postprocessing.ADVANTAGES]
         ratio = torch.exp(log_prob - batch[SampleBatch.ACTION_LOGP])
@@ -137,32 +137,28 @@ class MaskedPPOTorchPolicy(PPOTorchPolicy):
         )
         parts: dict[str, tuple[float, Tensor]] = {"policy": (1.0, surrogate)}
         value_loss = logits.new_zeros(())
-        explained = logits.new_full((), float("nan"))
+        stats = _missing_stats()
         if self.config["use_critic"]:
             values = model.value_function()
             targets = batch[Postprocessing.VALUE_TARGETS]
             value_loss = mean(torch.clamp((values - targets) ** 2, 0, self.config["vf_clip_param"]))
             parts["value"] = (self.config["vf_loss_coeff"], value_loss)
+            stats["vf_explained_var"] = math.nan
             if mean.count > 1:
-                explained = explained_variance(mean.rows(targets), mean.rows(values.detach()))
+                stats["vf_explained_var"] = explained_variance(
+                    mean.rows(targets), mean.rows(values.detach())
+                )
         mean_entropy = mean(entropy)
         parts["entropy"] = (-self.entropy_coeff, mean_entropy)
-        stats = _missing_stats()
-        stats["max_kl"] = logits.new_zeros(())  # Over no row at all; RLlib warns of a lone NaN.
         if use_kl:
             parts["kl"] = (self.kl_coeff, mean(kl))
-            finite = mean.rows(kl.detach())
-            finite = finite[torch.isfinite(finite)]
-            if len(finite):
-                stats["mean_kl_loss"], stats["max_kl"] = finite.mean(), finite.max()
+            stats["mean_kl_loss"], stats["max_kl"] = _finite_mean_and_max(mean.rows(kl.detach()))
         else:
-            stats["mean_kl_loss"] = logits.new_zeros(())
+            stats["mean_kl_loss"] = stats["max_kl"] = 0.0
         stats["mean_policy_loss"] = surrogate.detach()
         stats["mean_vf_loss"] = value_loss.detach()
-        stats["vf_explained_var"] = explained
         stats["mean_entropy"] = mean_entropy.detach()
-        for fault, count in counts.items():
-            stats[f"rows_{fault}"] = torch.tensor(float(count))
+        stats.update({f"rows_{fault}": float(count) for fault, count in counts.items()})
         if any(counts.values()) and not self._building():
             self.row_report.add(counts, len(logits))
         model.tower_stats.update(stats)
@@ -199,7 +195,9 @@ class MaskedPPOTorchPolicy(PPOTorchPolicy):
     def extra_grad_process(self, optimizer: Any, loss: Tensor) -> dict[str, Any]:
         """Keep the share of ``custom_loss`` and the config's gradient statistics, then clip."""
         model = self._tower.model
-        model.tower_stats["custom_loss"] = loss.detach() - model.tower_stats["total_loss"]
+        model.tower_stats["custom_loss"] = (
+            0.0 if loss is self._tower.total else loss.detach() - model.tower_stats["total_loss"]
+        )
         if self.config["grad_stats"]:
             gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
             for name, hook in self.config["grad_stats"].items():
@@ -278,7 +276,28 @@ class _MeanOver:
         return values if self._valid is None else values[self._valid]
 
     def __call__(self, values: Tensor) -> Tensor:
+        return values.mean() if self._valid is None and self.count else self._mean_of_some(values)
+
+    def _mean_of_some(self, values: Tensor) -> Tensor:
         return self.rows(values).sum() / max(self.count, 1)
+
+
+def _weighted_sum(parts: Mapping[str, tuple[float, Tensor]]) -> Tensor:
+    """The loss. A part with coefficient 0 is left out: 0 times an infinite KL would be NaN."""
+    used = [
+        (value if coeff == 1.0 else coeff * value).reshape(())
+        for coeff, value in parts.values()
+        if coeff != 0.0
+    ]
+    return sum(used[1:], used[0])
+
+
+def _finite_mean_and_max(values: Tensor) -> tuple[Tensor | float, Tensor | float]:
+    """Over the finite entries; without one NaN, and a largest of 0 (RLlib warns of a lone NaN)."""
+    if len(values) and math.isfinite(largest := values.max().item()):
+        return values.mean(), largest  # `max` would be NaN or +inf; a KL is never -inf.
+    values = values[torch.isfinite(values)]
+    return (values.mean(), values.max()) if len(values) else (math.nan, 0.0)
 
 
 def _valid_rows(
@@ -286,18 +305,15 @@ def _valid_rows(
 ) -> tuple[Tensor | None, dict[str, int]]:
     """Rows that belong in the loss ``[B]`` (None: all), and how many others of each kind."""
     taken = mask.gather(-1, actions[:, None])[:, 0]
-    forbidden = (old_mask & ~mask).any(-1)
-    old_empty = ~old_mask.any(-1)
-    odd = ~taken | forbidden | old_empty
-    all_finite = bool(torch.isfinite(logits.detach()).all())
-    if all_finite and not bool(odd.any()):
+    # A legal action says that its mask is not empty; a finite sum, that every logit is finite.
+    if old_mask is mask and math.isfinite(logits.sum().item()) and bool(taken.all()):
         return present, dict.fromkeys(ROW_FAULTS, 0)
     if present is None:
         present = torch.ones_like(taken)
-    empty = present & (old_empty | ~mask.any(-1))
+    empty = present & ~(old_mask.any(-1) & mask.any(-1))
     illegal = present & ~empty & ~taken
-    differ = present & ~empty & ~illegal & forbidden
-    nonfinite = present & (~torch.isfinite(logits.detach()) & mask).any(-1)
+    differ = present & ~empty & ~illegal & (old_mask & ~mask).any(-1)
+    nonfinite = present & (~torch.isfinite(logits) & mask).any(-1)
     kinds = {
         "empty_mask": empty,
         "illegal_action": illegal,
@@ -308,10 +324,9 @@ def _valid_rows(
     return present & ~(empty | illegal | differ), counts
 
 
-def _missing_stats() -> dict[str, Tensor]:
-    """What RLlib's PPO reads after each iteration, as "not measured"."""
-    names = ("mean_policy_loss", "mean_vf_loss", "vf_explained_var", "mean_entropy")
-    return dict.fromkeys((*names, "mean_kl_loss"), torch.tensor(np.nan))
+def _missing_stats() -> dict[str, Any]:
+    """What RLlib's PPO reads after each iteration, as "not measured"; the rest is left out."""
+    return dict.fromkeys(("mean_policy_loss", "mean_vf_loss", "mean_kl_loss"), math.nan)
 
 
 _RLLIB_NAMES = {

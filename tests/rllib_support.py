@@ -25,6 +25,7 @@ with warnings.catch_warnings():  # What Ray imports raises deprecation warnings 
 
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.evaluation.rollout_worker import RolloutWorker
+from ray.rllib.utils.metrics.learner_info import LearnerInfoBuilder
 
 from rllib_integration import MaskedPPOConfig, with_action_masking
 from rllib_integration.envs import MaskedChainEnv
@@ -121,6 +122,16 @@ def ray_session() -> Iterator[None]:
 def learner_stats(result: dict[str, Any]) -> dict[str, Any]:
     """The statistics of the one policy in a training result."""
     return result["info"]["learner"]["default_policy"]["learner_stats"]
+
+
+def reduced(result: dict[str, Any]) -> dict[str, Any]:
+    """The statistics of one ``learn_on_batch`` as RLlib reduces those of all minibatches.
+
+    It takes the largest of what is named ``max_...`` with a warning, here an error, for NaN alone.
+    """
+    builder = LearnerInfoBuilder()
+    builder.add_learn_on_batch_results(result)
+    return builder.finalize()["default_policy"]["learner_stats"]
 
 
 def sampled(worker: RolloutWorker) -> Any:

@@ -11,7 +11,7 @@ import rllib_tf_support
 import tensorflow as tf
 from ray.rllib.algorithms.ppo.ppo_tf_policy import PPOTF1Policy, PPOTF2Policy
 from ray.rllib.policy.sample_batch import SampleBatch
-from rllib_support import illegal_steps, masked, sampled, worker_of
+from rllib_support import illegal_steps, masked, reduced, sampled, worker_of
 from rllib_tf_support import (
     FRAMEWORKS,
     A,
@@ -133,7 +133,7 @@ def test_a_batch_without_a_valid_row_moves_nothing(name: str) -> None:
     batch["obs"] = batch["obs"].copy()
     batch["obs"][:, :A] = 0
     before = weights_of(policy)
-    stats = policy.learn_on_batch(batch)["learner_stats"]
+    stats = reduced(policy.learn_on_batch(batch))
     assert stats["total_loss"] == 0.0
     assert np.isnan(stats["kl"])
     for variable, weight in weights_of(policy).items():
@@ -301,7 +301,7 @@ def own_loss(policy: Any, model: Any, dist_class: Any, batch: Any) -> Any:
     return loss, {"own_log_prob": tf.reduce_mean(log_prob), "stored_log_prob": stored}
 
 
-@in_graph_and_traced
+@on_every_framework
 def test_the_policy_loss_can_be_replaced_and_is_the_one_that_runs(name: str) -> None:
     """FAULTS C18, and statistics under names of their own."""
     seen: list[set[str]] = []
@@ -318,12 +318,13 @@ def test_the_policy_loss_can_be_replaced_and_is_the_one_that_runs(name: str) -> 
     )
     worker = worker_of(config)
     policy, batch = worker.get_policy(), sampled(worker)
-    stats = policy.learn_on_batch(batch.copy())["learner_stats"]
+    stats = reduced(policy.learn_on_batch(batch.copy()))
     log_prob, advantages = batch["action_logp"], batch["advantages"]
     assert stats["own_log_prob"] == pytest.approx(log_prob.mean(), rel=1e-4)
     assert stats["total_loss"] == pytest.approx(-(log_prob * advantages).mean(), rel=1e-3)
     assert stats["mean_advantage"] == pytest.approx(advantages.mean(), rel=1e-4)
     assert np.isnan(stats["kl"])  # RLlib asks for it after each iteration; it was not measured.
+    assert not {"max_kl", "entropy", "vf_explained_var", "rows_empty_mask"} & set(stats)
     assert stats["largest_gradient"] > 0
     assert stats["stored_log_prob"] == pytest.approx(stats["own_log_prob"], rel=1e-4)
     reached = {n for n in policy.model.trainable_variables(as_dict=True) if "value" not in n}

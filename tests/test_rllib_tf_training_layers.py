@@ -70,6 +70,9 @@ def test_a_training_only_layer_trains_and_everything_shows_it(name: str) -> None
     assert np.abs(head_weights(policy)[0] - before[0]).max() > 0.01
     report = gradient_report(policy, batch)
     assert report.verdict("position_head") == "trains"
+    # The model's layers, and none of the policy's own numbers.
+    assert {v.name for v in report.variables} == set(policy.model.variables(as_dict=True))
+    assert len(policy.created_variables) >= len(report.variables) == 8 + 2
     kernel = next(v for v in report.variables if "position_head" in v.name)
     assert kernel.norms["position"] > 0
     assert {kernel.norms[term] for term in ("policy", "value", "entropy", "kl")} == {0.0}
