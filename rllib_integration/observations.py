@@ -35,6 +35,7 @@ class MaskedObservation:
         network_space: The space handed to the network, as RLlib would hand it over: preprocessed,
             with ``original_space`` set where RLlib sets it.
         preprocessed: Whether RLlib's preprocessors flatten observations before the model.
+        mask_columns: Where the mask is in a flattened observation; None without preprocessing.
         mask_scale, mask_offset: What undoes RLlib's preprocessing of the mask itself (it takes any
             component of shape (128,) for Atari RAM and maps x to (x - 128) / 128).
     """
@@ -45,6 +46,7 @@ class MaskedObservation:
     observation_space: gym.Space[Any]
     network_space: gym.Space[Any]
     preprocessed: bool
+    mask_columns: slice | None = None
     mask_scale: float = 1.0
     mask_offset: float = 0.0
 
@@ -173,6 +175,7 @@ def find_masked_observation(
         observation_space=observed,
         network_space=network_space if preprocessed else observed,
         preprocessed=preprocessed,
+        mask_columns=_columns(declared, mask_key) if preprocessed else None,
         mask_scale=128.0 if atari_ram else 1.0,
         mask_offset=128.0 if atari_ram else 0.0,
     )
@@ -197,29 +200,29 @@ def flat_parts(space: gym.Space[Any], value: Any) -> list[Any]:
     return [value]
 
 
-def legal_entries(
-    observations: Any, observation_space: gym.Space[Any], where: MaskedObservation
-) -> np.ndarray[Any, Any]:
+def legal_entries(observations: Any, where: MaskedObservation) -> np.ndarray[Any, Any]:
     """The masks ``[B, A]`` in a column of a NumPy batch, as the environment sent them.
 
     Args:
         observations: The ``obs`` column: flattened ``[B, n]``, or a dict of arrays.
-        observation_space: The policy's space.
-        where: What ``find_masked_observation`` found for that space.
+        where: What ``find_masked_observation`` found for the policy's space.
 
     Returns:
         ``[B, A]`` in the column's dtype, not checked. A view, never written to.
     """
-    if isinstance(observations, Mapping):
-        return np.asarray(where.mask(observations))
-    declared: Any = getattr(observation_space, "original_space", observation_space)
-    start = 0
-    for key, space in declared.spaces.items():
-        size = int(np.prod(get_preprocessor(space)(space).shape))
-        if key == where.mask_key:
-            return np.asarray(where.mask({key: observations[..., start : start + size]}))
-        start += size
-    raise MaskError(_missing(where.mask_key, declared.spaces, "the observation space"))
+    if not isinstance(observations, Mapping):
+        if where.mask_columns is None:
+            raise MaskError(_missing(where.mask_key, observations, "the batch of observations"))
+        observations = {where.mask_key: observations[..., where.mask_columns]}
+    return np.asarray(where.mask(observations))
+
+
+def _columns(space: spaces.Dict, mask_key: str) -> slice:
+    """Where RLlib puts the mask when it flattens a Dict whose keys are sorted."""
+    keys = list(space.spaces)
+    before = keys[: keys.index(mask_key)]
+    start = sum(int(np.prod(get_preprocessor(s)(s).shape)) for s in map(space.__getitem__, before))
+    return slice(start, start + int(np.prod(space[mask_key].shape)))
 
 
 def _num_actions(action_space: gym.Space[Any]) -> int:

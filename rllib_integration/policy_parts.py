@@ -80,7 +80,7 @@ def check_sampled_masks(policy: Any, batch: Any, episode: Any = None) -> None:
     """
     model = policy.model
     where = model.where
-    masks = legal_entries(dict.__getitem__(batch, SampleBatch.OBS), policy.observation_space, where)
+    masks = legal_entries(dict.__getitem__(batch, SampleBatch.OBS), where)
     allow_empty = policy.config["action_masking"]["empty_masks"] == "drop"
     if model.no_masking:
         return
@@ -142,6 +142,7 @@ def _rows(observations: Any) -> list[Any]:
 
 
 def _as_arrays(observation: Any) -> Any:
+    """Plain dicts, which RLlib sorts: their keys may come in any order."""
     if isinstance(observation, Mapping):
         return {key: _as_arrays(value) for key, value in observation.items()}
     if isinstance(observation, tuple):

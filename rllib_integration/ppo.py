@@ -11,6 +11,7 @@ from ray.rllib.policy.policy import Policy
 from ray.rllib.utils.annotations import override
 
 from rllib_integration.config import check_masking_supported, masking_settings
+from rllib_integration.key_order import by_key
 
 __all__ = ["MaskedPPO", "MaskedPPOConfig"]
 
@@ -97,6 +98,12 @@ class MaskedPPO(PPO):
         from rllib_integration.tf_policy import MaskedPPOTF2Policy
 
         return MaskedPPOTF2Policy
+
+    @override(PPO)
+    def compute_actions(self, observations: Any, *args: Any, **kwargs: Any) -> Any:
+        """RLlib's; the keys of the observations may come in any order."""
+        observations = {agent: by_key(value) for agent, value in observations.items()}
+        return super().compute_actions(observations, *args, **kwargs)
 
     @override(PPO)
     def setup(self, config: AlgorithmConfig) -> None:

@@ -27,6 +27,7 @@ from ray.rllib.utils import force_list  # noqa: E402
 from ray.rllib.utils.metrics.learner_info import LEARNER_STATS_KEY  # noqa: E402
 
 from maskcore import MaskError, as_bool  # noqa: E402
+from rllib_integration.key_order import FlattensByKey  # noqa: E402
 from rllib_integration.loss_terms import ROW_FAULTS, LossTerms, RowReport  # noqa: E402
 from rllib_integration.observations import legal_entries  # noqa: E402
 from rllib_integration.policy_parts import (  # noqa: E402
@@ -50,7 +51,7 @@ __all__ = ["MaskedPPOTF1Policy", "MaskedPPOTF2Policy"]
 tf1 = tf.compat.v1
 
 
-class _MaskedPPO:
+class _MaskedPPO(FlattensByKey):
     """What both policies share; mixed in front of RLlib's.
 
     Attributes:
@@ -251,8 +252,9 @@ class _MaskedPPO:
     def _check_masks(self, observations: Any) -> None:
         model = self.model
         if isinstance(observations, (np.ndarray, Mapping)) and not model.no_masking:
-            masks = legal_entries(observations, self.observation_space, model.where)
-            as_bool(masks, name=f"the mask under {model.where.mask_key!r}")
+            masks = legal_entries(observations, model.where)
+            if not np.array_equal(masks, masks != 0):  # In each step of a rollout: one comparison.
+                as_bool(masks, name=f"the mask under {model.where.mask_key!r}")
 
     def _check_terms(self, parts: Parts, gradients_of: Any) -> None:
         """Raise for a term of the config that no trainable variable can change."""

@@ -27,6 +27,7 @@ from ray.rllib.utils.torch_utils import apply_grad_clipping, explained_variance,
 from torch import Tensor
 
 from backends import torch_backend
+from rllib_integration.key_order import FlattensByKey
 from rllib_integration.loss_terms import ROW_FAULTS, LossTerms, RowReport, refuse_constant_term
 from rllib_integration.policy_parts import (
     accept_raw_observations,
@@ -40,7 +41,7 @@ from rllib_integration.torch_model import MaskedTorchModel
 __all__ = ["MaskedPPOTorchPolicy"]
 
 
-class MaskedPPOTorchPolicy(PPOTorchPolicy):
+class MaskedPPOTorchPolicy(FlattensByKey, PPOTorchPolicy):
     """PPO on Torch whose model, distribution and loss carry the mask.
 
     Attributes:

@@ -76,7 +76,7 @@ def test_the_mask_is_found_by_key_wherever_it_stands() -> None:
         observation = {**space.sample(), mask_key: np.array([0, 1, 1], np.int8)}
         np.testing.assert_array_equal(where.mask(restored(space, observation)), [[0, 1, 1]])
         flat = get_preprocessor(space)(space).transform(observation)[None]
-        np.testing.assert_array_equal(legal_entries(flat, flattened(space), where), [[0, 1, 1]])
+        np.testing.assert_array_equal(legal_entries(flat, where), [[0, 1, 1]])
 
 
 def test_obs_key_none_is_everything_but_the_mask() -> None:
