@@ -92,10 +92,10 @@ class MaskedPPO(PPO):
 
             return MaskedPPOTorchPolicy
         if config["framework"] == "tf":
-            from rllib_integration.tf_policy import MaskedPPOTF1Policy
+            from rllib_integration.tf_graph_policy import MaskedPPOTF1Policy
 
             return MaskedPPOTF1Policy
-        from rllib_integration.tf_policy import MaskedPPOTF2Policy
+        from rllib_integration.tf_eager_policy import MaskedPPOTF2Policy
 
         return MaskedPPOTF2Policy
 

@@ -7,6 +7,7 @@ their own mask, masks that contradict the stored ones) are left out of every mea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rllib_integration.keras_setup import setup_keras
@@ -16,7 +17,7 @@ setup_keras()
 import tensorflow as tf  # noqa: E402
 from ray.rllib.evaluation.postprocessing import Postprocessing  # noqa: E402
 from ray.rllib.policy.sample_batch import SampleBatch  # noqa: E402
-from ray.rllib.utils.tf_utils import explained_variance  # noqa: E402
+from ray.rllib.utils.numpy import SMALL_NUMBER  # noqa: E402
 
 from backends import tf_backend  # noqa: E402
 from rllib_integration.tf_distribution import split_inputs  # noqa: E402
@@ -53,11 +54,13 @@ def ppo_parts(policy: Any, model: Any, batch: Any) -> tuple[Parts, dict[str, Any
     )
     present = present_rows(batch, state, logits)
     valid, stats = _valid_rows(logits, mask, old_mask, actions, present)
-    count = tf.reduce_sum(tf.cast(valid, logits.dtype))
+    kept = tf.cast(valid, logits.dtype)
+    count = tf.reduce_sum(kept)
+    weights = kept / tf.maximum(count, 1.0)
 
     def mean(values: Any) -> Any:
         """Over the valid rows; 0, with a gradient of 0, where there is none."""
-        return tf.reduce_sum(_keep(valid, values)) / tf.maximum(count, 1.0)
+        return tf.reduce_sum(tf.math.multiply_no_nan(values, weights))
 
     advantages = batch[Postprocessing.ADVANTAGES]
     # Kept before the exponential: a stored -inf would make 0 * inf of its gradient.
@@ -72,20 +75,18 @@ def ppo_parts(policy: Any, model: Any, batch: Any) -> tuple[Parts, dict[str, Any
         values, targets = model.value_function(), batch[Postprocessing.VALUE_TARGETS]
         value_loss = mean(tf.clip_by_value((values - targets) ** 2, 0, config["vf_clip_param"]))
         parts["value"] = (config["vf_loss_coeff"], value_loss)
-        explained = explained_variance(
-            tf.boolean_mask(targets, valid), tf.boolean_mask(values, valid)
-        )
+        unexplained = _variance(targets - values, mean) / (_variance(targets, mean) + SMALL_NUMBER)
+        explained = tf.maximum(-1.0, 1.0 - unexplained)  # As RLlib's `explained_variance`.
         stats["vf_explained_var"] = tf.where(count > 1, explained, float("nan"))
     mean_entropy = mean(entropy)
     parts["entropy"] = (-policy.entropy_coeff, mean_entropy)
     if use_kl:
         parts["kl"] = (policy.kl_coeff, mean(kl))
         finite = valid & tf.math.is_finite(kl)
-        some = tf.reduce_any(finite)
-        total = tf.reduce_sum(_keep(finite, kl))
-        finite_mean = total / tf.maximum(tf.reduce_sum(tf.cast(finite, kl.dtype)), 1.0)
-        stats["kl"] = tf.where(some, finite_mean, stats["kl"])
-        stats["max_kl"] = tf.reduce_max(_keep(finite, kl))  # 0 over no row: RLlib warns of a NaN.
+        finite_kl = _keep(finite, kl)
+        # Over no row: NaN, and a largest of 0, because RLlib warns of a lone NaN there.
+        stats["kl"] = tf.reduce_sum(finite_kl) / tf.reduce_sum(tf.cast(finite, kl.dtype))
+        stats["max_kl"] = tf.reduce_max(finite_kl)
     else:
         stats["kl"] = tf.zeros_like(surrogate)
     stats.update(policy_loss=surrogate, vf_loss=value_loss, entropy=mean_entropy)
@@ -94,11 +95,17 @@ def ppo_parts(policy: Any, model: Any, batch: Any) -> tuple[Parts, dict[str, Any
 
 def sum_of_parts(parts: Parts) -> Any:
     """The loss; a part with coefficient 0 adds 0, and no gradient, even where it is infinite."""
-    terms = [
-        tf.math.multiply_no_nan(tf.reshape(value, []), tf.cast(coeff, value.dtype))
-        for coeff, value in parts.values()
-    ]
-    return tf.add_n(terms)
+    return tf.add_n([_times(tf.reshape(value, []), coeff) for coeff, value in parts.values()])
+
+
+def _times(value: Any, coeff: Any) -> Any:
+    if isinstance(coeff, (int, float)) and coeff == 1:
+        return value
+    return tf.math.multiply_no_nan(value, tf.cast(coeff, value.dtype))
+
+
+def _variance(values: Any, mean: Callable[[Any], Any]) -> Any:
+    return mean((values - mean(values)) ** 2)
 
 
 def missing_stats() -> dict[str, Any]:
@@ -127,19 +134,20 @@ def _valid_rows(
     logits: Any, mask: Any, old_mask: Any, actions: Any, present: Any
 ) -> tuple[Any, dict[str, Any]]:
     """Rows that belong in the loss ``[B]``, and how many others there are of each kind."""
-    num_actions = mask.shape[-1]
-    in_range = (actions >= 0) & (actions < num_actions)
-    index = tf.clip_by_value(actions, 0, num_actions - 1)
-    legal = in_range & tf.gather(mask, index, batch_dims=1)
-    empty = present & ~(tf.reduce_any(mask, -1) & tf.reduce_any(old_mask, -1))
-    illegal = present & ~empty & ~legal
-    differ = present & ~empty & ~illegal & tf.reduce_any(old_mask & ~mask, -1)
+    taken = tf.one_hot(actions, mask.shape[-1], on_value=True, off_value=False, dtype=tf.bool)
+    legal = tf.reduce_any(mask & taken, -1)
+    choices = present & tf.reduce_any(mask, -1) & tf.reduce_any(old_mask, -1)
+    chosen = choices & legal
+    valid = chosen & ~tf.reduce_any(old_mask & ~mask, -1)
     nonfinite = present & tf.reduce_any(~tf.math.is_finite(logits) & mask, -1)
-    faults = {
-        "rows_empty_mask": empty,
-        "rows_illegal_action": illegal,
-        "rows_masks_differ": differ,
-        "rows_nonfinite_logits": nonfinite,
+    groups = tf.stack([present, choices, chosen, valid, nonfinite])
+    all_rows, some, of_some, of_these, bad = tf.unstack(
+        tf.reduce_sum(tf.cast(groups, tf.float32), -1)
+    )
+    counts = {
+        "rows_empty_mask": all_rows - some,
+        "rows_illegal_action": some - of_some,
+        "rows_masks_differ": of_some - of_these,
+        "rows_nonfinite_logits": bad,
     }
-    counts = {name: tf.reduce_sum(tf.cast(rows, tf.float32)) for name, rows in faults.items()}
-    return present & ~(empty | illegal | differ), counts
+    return valid, counts

@@ -1,4 +1,4 @@
-"""PPO's policies under a mask, TensorFlow: one for static graphs (``tf``), one for eager (``tf2``).
+"""What PPO's two TensorFlow policies under a mask share: ``tf_graph_policy``, ``tf_eager_policy``.
 
 Their loss is ``tf_loss``: that of RLlib's PPOTFPolicy with the mask in every term, faulty rows left
 out and counted, and further terms by name. What RLlib 2.60 does differently between the two
@@ -20,10 +20,8 @@ from rllib_integration.keras_setup import setup_keras
 setup_keras()
 
 import tensorflow as tf  # noqa: E402
-from ray.rllib.algorithms.ppo.ppo_tf_policy import PPOTF1Policy, PPOTF2Policy  # noqa: E402
 from ray.rllib.policy.rnn_sequencing import pad_batch_to_sequences_of_same_size  # noqa: E402
 from ray.rllib.policy.sample_batch import SampleBatch  # noqa: E402
-from ray.rllib.utils import force_list  # noqa: E402
 from ray.rllib.utils.metrics.learner_info import LEARNER_STATS_KEY  # noqa: E402
 
 from maskcore import MaskError, as_bool  # noqa: E402
@@ -46,13 +44,13 @@ from rllib_integration.tf_loss import (  # noqa: E402
 )
 from rllib_integration.tf_model import MaskedTFModel  # noqa: E402
 
-__all__ = ["MaskedPPOTF1Policy", "MaskedPPOTF2Policy"]
+__all__ = ["MaskedPPOTFPolicy"]
 
 tf1 = tf.compat.v1
 
 
-class _MaskedPPO(FlattensByKey):
-    """What both policies share; mixed in front of RLlib's.
+class MaskedPPOTFPolicy(FlattensByKey):
+    """Mixin in front of RLlib's PPO policies for static graphs and for eager mode.
 
     Attributes:
         loss_terms: The further terms of the loss with their current coefficients.
@@ -76,6 +74,7 @@ class _MaskedPPO(FlattensByKey):
         self.optimized: frozenset[Any] = frozenset()
         self._parts: Parts = {}
         self._kept_stats: dict[str, Any] = {}
+        self._columns_read: set[str] = set()
         super().__init__(
             observation_space,
             action_space,
@@ -122,6 +121,8 @@ class _MaskedPPO(FlattensByKey):
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> Any:
         """The sum of ``loss_parts``, each times its coefficient; keeps each for the metrics."""
         if self._building():
+            seen_before = set(train_batch.accessed_keys)
+            train_batch.accessed_keys.clear()
             parts = self._checked_parts(model, dist_class, train_batch)
         else:
             parts = self.loss_parts(model, dist_class, train_batch)
@@ -131,7 +132,11 @@ class _MaskedPPO(FlattensByKey):
         stats["total_loss"] = total
         for name in self.loss_terms.terms:
             stats[f"loss_terms/{name}"] = tf.reshape(parts[name][1], [])
-        return self._with_custom_loss(model, train_batch, total)
+        loss = self._with_custom_loss(model, train_batch, total)
+        if self._building():
+            self._columns_read = set(train_batch.accessed_keys)
+            train_batch.accessed_keys |= seen_before
+        return loss
 
     def loss_parts(self, model: Any, dist_class: Any, train_batch: Any) -> Parts:
         """Every part of the loss by name: ``(coefficient, scalar)``.
@@ -268,156 +273,3 @@ class _MaskedPPO(FlattensByKey):
                     "from the model's tensors: call the model or its layers inside the term, and "
                     "do not go through .numpy() or tf.stop_gradient."
                 )
-
-
-class MaskedPPOTF1Policy(_MaskedPPO, PPOTF1Policy):
-    """PPO on TensorFlow's static graph whose model, distribution and loss carry the mask."""
-
-    def maybe_initialize_optimizer_and_loss(self) -> None:
-        super().maybe_initialize_optimizer_and_loss()
-        self.gradient_ops: Any = None
-        self._coeff_updates = {}
-        for name, variable in self._coeffs.items():
-            placeholder = tf1.placeholder(tf.float32, ())
-            update = variable.assign(placeholder, read_value=False)
-            self._coeff_updates[name] = (placeholder, update)
-
-    def compute_actions(self, obs_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """As RLlib's; takes flattened observations, or the environment's own, batched."""
-        obs_batch = accept_raw_observations(self, obs_batch)
-        self._check_masks(obs_batch)
-        return super().compute_actions(obs_batch, *args, **kwargs)
-
-    def grad_stats_fn(self, train_batch: Any, grads: Any) -> dict[str, Any]:
-        """Gradient statistics, and the loss with ``custom_loss`` in it.
-
-        RLlib calls ``custom_loss`` between ``stats_fn`` and here, so these entries replace those.
-        """
-        names = self._named_trainable()
-        gradients = {names[v.ref()]: g for g, v in self._grads_and_vars}
-        return {
-            **self._gradient_stats(gradients),
-            "custom_loss": self._losses[0] - self._total,
-            "total_loss": self._losses[0],
-        }
-
-    def _log_prob_and_present(self, batch: Any) -> Any:
-        session = self.get_session()
-        with session.graph.as_default():
-            if not hasattr(self, "_log_prob_ops"):
-                self._log_prob_ops = self._log_prob_tensors(SampleBatch(self._loss_input_dict))
-            return session.run(self._log_prob_ops, self.feed_of(batch))
-
-    def feed_of(self, batch: SampleBatch) -> dict[Any, Any]:
-        """What a session is fed for the tensors of the loss."""
-        return self._get_loss_inputs_dict(self.prepared(batch), shuffle=False)
-
-    @property
-    def built_loss(self) -> tuple[Parts, Any, Any]:
-        """The parts of the loss in the graph, their sum, and it with ``custom_loss``."""
-        return self._parts, self._total, self._losses[0]
-
-    def _building(self) -> bool:
-        return not self.loss_initialized()
-
-    def _with_custom_loss(self, model: Any, train_batch: Any, total: Any) -> Any:
-        return total  # RLlib's TFPolicy adds it.
-
-    def _checked_parts(self, model: Any, dist_class: Any, train_batch: Any) -> Parts:
-        parts = self.loss_parts(model, dist_class, train_batch)
-        self._check_terms(parts, tf.gradients)
-        return parts
-
-    def _set_coeff(self, name: str, value: float) -> None:
-        placeholder, assign = self._coeff_updates[name]
-        self.get_session().run(assign, feed_dict={placeholder: value})
-
-
-class MaskedPPOTF2Policy(_MaskedPPO, PPOTF2Policy):
-    """PPO on eager TensorFlow, traced or not, whose model, distribution and loss carry the mask."""
-
-    def maybe_initialize_optimizer_and_loss(self) -> None:
-        super().maybe_initialize_optimizer_and_loss()
-        # RLlib leaves this to the first update, so a restored optimizer has nowhere to put its
-        # moments, and starts again from zero.
-        self._optimizer.build(self.model.trainable_variables())
-
-    def compute_actions(
-        self,
-        obs_batch: Any,
-        state_batches: Any = None,
-        prev_action_batch: Any = None,
-        prev_reward_batch: Any = None,
-        info_batch: Any = None,
-        episodes: Any = None,
-        explore: Any = None,
-        timestep: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        """As RLlib's, whose own loses the recurrent state (every key is "state_in_{i}")."""
-        columns = {
-            SampleBatch.OBS: obs_batch,
-            SampleBatch.PREV_ACTIONS: prev_action_batch,
-            SampleBatch.PREV_REWARDS: prev_reward_batch,
-            **{f"state_in_{i}": state for i, state in enumerate(state_batches or [])},
-        }
-        input_dict = SampleBatch({k: v for k, v in columns.items() if v is not None})
-        return self.compute_actions_from_input_dict(
-            input_dict, explore=explore, timestep=timestep, episodes=episodes, **kwargs
-        )
-
-    def stats_fn(self, train_batch: Any) -> dict[str, Any]:
-        return {**super().stats_fn(train_batch), "model": dict(self.model.metrics())}
-
-    def grad_stats_fn(self, train_batch: Any, grads: Any) -> dict[str, Any]:
-        names = self.model.trainable_variables(as_dict=True)
-        pairs = zip(names, grads, strict=True)
-        return self._gradient_stats({name: g for name, g in pairs if g is not None})
-
-    def get_state(self) -> Any:
-        state = super().get_state()
-        # RLlib puts the variables themselves into the checkpoint.
-        state["_optimizer_variables"] = [v.numpy() for v in self._optimizer.variables]
-        return state
-
-    def _stats(self, samples: Any, grads: Any) -> dict[str, Any]:
-        """RLlib's, with the gradient statistics among the learner's instead of beside them."""
-        fetches = {LEARNER_STATS_KEY: self.stats_fn(samples), **self.extra_learn_fetches_fn()}
-        fetches[LEARNER_STATS_KEY].update(self.grad_stats_fn(samples, grads))
-        return fetches
-
-    def prepared(self, batch: SampleBatch) -> SampleBatch:
-        """A copy of a NumPy batch, padded and lazily converted as RLlib does before it learns."""
-        return self._lazy_tensor_dict(super().prepared(batch))
-
-    def _log_prob_and_present(self, batch: Any) -> Any:
-        return self._log_prob_tensors(batch)
-
-    def _apply_gradients_helper(self, grads_and_vars: Any) -> None:
-        """RLlib's, given the variables themselves.
-
-        Once ``compute_gradients`` was called on a traced policy of Ray 2.60, ``learn_on_batch``
-        gets copies of them out of the traced function, which cannot be assigned to.
-        """
-        gradients = [gradient for gradient, _ in grads_and_vars]
-        pairs = zip(gradients, self.model.trainable_variables(), strict=True)
-        super()._apply_gradients_helper(list(pairs))
-
-    def _building(self) -> bool:
-        return bool(getattr(self, "_no_tracing", False))
-
-    def _with_custom_loss(self, model: Any, train_batch: Any, total: Any) -> Any:
-        """RLlib 2.60 never calls the hook on this framework."""
-        loss = force_list(model.custom_loss([total], train_batch))[0]
-        self._kept_stats["custom_loss"] = loss - total
-        self._kept_stats["total_loss"] = loss
-        return loss
-
-    def _checked_parts(self, model: Any, dist_class: Any, train_batch: Any) -> Parts:
-        with tf.GradientTape(persistent=True) as tape:
-            parts = self.loss_parts(model, dist_class, train_batch)
-        self._check_terms(parts, tape.gradient)
-        return parts
-
-    def _set_coeff(self, name: str, value: float) -> None:
-        self._coeffs[name].assign(value)

@@ -24,7 +24,8 @@ from rllib_tf_support import A, change_weights, config_of
 from test_rllib_tf_training_layers import OwnLoss, PredictsPosition, position_loss
 
 from rllib_integration.demo.training import CountEpisodes
-from rllib_integration.tf_policy import MaskedPPOTF1Policy, MaskedPPOTF2Policy
+from rllib_integration.tf_eager_policy import MaskedPPOTF2Policy
+from rllib_integration.tf_graph_policy import MaskedPPOTF1Policy
 
 __all__ = ["ray_session"]  # A fixture, imported for the tests below.
 

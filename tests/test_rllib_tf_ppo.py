@@ -24,7 +24,8 @@ from rllib_tf_support import (
 
 from maskcore import MaskError
 from rllib_integration import with_action_masking
-from rllib_integration.tf_policy import MaskedPPOTF1Policy, MaskedPPOTF2Policy
+from rllib_integration.tf_eager_policy import MaskedPPOTF2Policy
+from rllib_integration.tf_graph_policy import MaskedPPOTF1Policy
 
 pytestmark = rllib_tf_support.TF_MARKS
 
