@@ -146,7 +146,8 @@ class Run:
         self.wrong: tuple[Tensor, Tensor] | None = None
         self.lease: Lease | None = None
         self.kept = True
-        flat = _flat(policy)
+        whole = _flat(policy)
+        flat = _with_one_mask(whole)
         self.index = flat.actions
         size = flat.logits.numel()
         if size <= SMALL:
@@ -166,7 +167,7 @@ class Run:
         parts = [(block.log_prob, block.entropy, block.kl) for _, block in self.blocks]
         results = parts[0] if len(parts) == 1 else tuple(map(_joined, zip(*parts, strict=True)))
         if policy.old_legal is not None or any(block.bad is not None for _, block in self.blocks):
-            self.wrong = self._mend(flat, results)
+            self.wrong = self._mend(whole, results)
         shape = self.shape[:-1]
         self.results: tuple[Tensor | None, ...] = tuple(
             None if x is None else x.view(shape) for x in results
@@ -208,12 +209,12 @@ class Run:
         policy = None
         if not self.kept or self.wrong is not None:
             policy = _flat(Policy(*ctx.saved_tensors, self.with_entropy))  # pyright: ignore
-        again = None
+        again = flat = None
         if not self.kept and policy is not None:
-            again = spaces(policy.logits, self.policies)
+            again, flat = spaces(policy.logits, self.policies), _with_one_mask(policy)
         for rows, block in self.blocks:
-            if again is not None and policy is not None:
-                fused.refill(policy if rows is None else policy.rows(rows), block, next(again))
+            if again is not None and flat is not None:
+                fused.refill(flat if rows is None else flat.rows(rows), block, next(again))
             here = (self.index, *grads, *out)
             if rows is not None:
                 here = tuple(None if x is None else x[rows] for x in here)
@@ -247,6 +248,17 @@ def _flat(policy: Policy) -> Policy:
     arrays = (None if x is None else x.reshape(shape) for x in (z, old, legal, old_legal))
     index = None if actions is None else actions.reshape(-1, 1)
     return Policy(*arrays, index, with_entropy)  # pyright: ignore
+
+
+def _with_one_mask(policy: Policy) -> Policy:
+    """The rows ``[N, A]``, with the new logits as the old ones too in rows whose masks differ.
+
+    These are computed by the plain formulas; here what is under the old mask must not be seen.
+    """
+    if policy.old_legal is None or policy.old_logits is None:
+        return policy
+    differ = (policy.legal != policy.old_legal).any(-1, keepdim=True)
+    return policy._replace(old_logits=torch.where(differ, policy.logits, policy.old_logits))
 
 
 def _unflat(policy: Policy) -> Policy:

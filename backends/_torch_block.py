@@ -22,6 +22,8 @@ from torch import Tensor
 BLOCK = 2**17  # entries of a block: 5 MB of buffers in float32
 SMALL = 4096  # entries up to which `where` and fresh arrays beat bits and buffers
 SCRATCH = 3  # buffers of a block beside those that outlast it
+WIDE = 512  # entries of a row whose softmax may sum to 1 by several epsilon less or more
+CERTAIN = 2e-7  # 1 - p_max below which the others are over 15 down, where exp shows rounding of t
 LOWEST = -1e30  # in place of log 0 where it meets the probability 0; never in a result
 
 # The integers of each dtype's size; the bits of -inf are minus that power of two.
@@ -181,6 +183,8 @@ def softmax(x: Tensor, top: Tensor, space: Space) -> Softmax:
         largest = probs.sum(-1, keepdim=True).reciprocal_()
         return Softmax(x[0], probs.mul_(largest), largest)
     probs = torch.softmax(x, -1) if space.probs is None else torch.softmax(x, -1, out=space.probs)
+    if x.shape[-1] >= WIDE:
+        probs.div_(probs.sum(-1, keepdim=True))
     return Softmax(x[0].sub_(top[0]), probs, probs.amax(-1, keepdim=True))
 
 
@@ -194,3 +198,8 @@ def log_largest(p: Tensor, p_max: Tensor, space: Space) -> tuple[Tensor, Tensor]
     heavy = torch.gt(p, half, out=torch.empty_like(p) if space.heavy is None else space.heavy)
     others = torch.addcmul(p, p, heavy, value=-1, out=space.scratch).sum(-1, keepdim=True)
     return torch.where(p_max > half, others.neg_().log1p_(), p_max.log()), heavy
+
+
+def nearly_certain(log_top: Tensor) -> Tensor:
+    """Rows with 0 < 1 - p_max < CERTAIN."""
+    return (log_top > -CERTAIN) & (log_top < 0)

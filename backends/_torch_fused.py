@@ -15,12 +15,13 @@ Each of the three sums to 0 over b, which gives the entry with p > 1/2, a small 
 numbers where that is near 1, from the others.
 
 Not every row comes out right: NaN and empty rows, -inf among the legal logits, an illegal action, a
-KL hidden below a much larger common offset of the logits. ``Block.bad`` names them; the caller
-takes the plain formulas there.
+nearly certain action, a KL hidden below a much larger common offset of the logits. ``Block.bad``
+names them; the caller takes the plain formulas there.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -28,12 +29,13 @@ import torch
 from torch import Tensor
 
 from backends._torch_block import (
+    CERTAIN,
     LOWEST,
-    SMALL,
     Space,
     constant,
     log_largest,
     masked,
+    nearly_certain,
     selected,
     softmax,
 )
@@ -41,8 +43,9 @@ from backends._torch_excess import FARTHEST, NEAR, excess, largest
 from backends._torch_plain import exact_difference
 
 DOUBT = 512.0  # (sum p D)^2 / KL from which rounding of D = z - z_old is looked into
-BEYOND = 0.9 * FARTHEST
+FAR = 3.0  # s beyond which a small KL needs q itself, in place of p exp(s)
 MIDDLE = 8.0  # |s| from which a large KL is the difference of the log-sum-exps
+OFFSET = 4.0  # sum p D beyond which it costs a large KL's gradient its digits
 TEXTBOOK = 0.5  # KL that is large
 
 
@@ -78,7 +81,6 @@ class Block:
     s: Tensor | None = None  # z - z_old - mu
     w: Tensor | None = None  # p_old expm1(s)
     large: Tensor | None = None  # KL > TEXTBOOK; None where no row can be
-    exact: Tensor | slice | None = None  # rows where s includes what rounding of z - z_old lost
     bad: Tensor | None = None  # rows whose results are not to be used; None where there are none
 
 
@@ -107,9 +109,17 @@ def evaluate(policy: Policy, space: Space) -> Block:
         s = block.s = _difference(z, old, select, None if space.x is None else x[1])
         mu = block.mu = torch.mul(p_old, s, out=space.scratch).sum(-1, keepdim=True)
         s.sub_(mu)
-        check = _kl(policy, block, p_max[1], log_top, space)
-    _name_bad_rows(policy, block, check)
+        check = _kl(block, p_max[1], log_top, space)
+    _name_bad_rows(policy, block, check, _nearly_certain(p_max, log_top, block.kl))
     return block
+
+
+def _nearly_certain(p_max: Tensor, log_top: Tensor, kl: Tensor | None) -> Tensor | None:
+    """Rows ``[n, 1]`` in which that holds of a policy that matters; None where there is none."""
+    if p_max.amax().item() <= 1 - CERTAIN:
+        return None
+    certain = nearly_certain(log_top)
+    return certain if kl is None else certain | ((p_max[1] > 1 - CERTAIN) & (kl > 0))
 
 
 def refill(policy: Policy, block: Block, space: Space) -> None:
@@ -124,8 +134,6 @@ def refill(policy: Policy, block: Block, space: Space) -> None:
         block.p_old = probs[1]
         s = block.s = _difference(z, old, select, None if space.x is None else x[1])
         s.sub_(block.mu)
-        if block.exact is not None:
-            s[block.exact] = _exact_s(policy, block.p_old[block.exact], block.exact)
         far = block.large is not None
         block.w = torch.expm1(s.clamp(max=FARTHEST) if far else s, out=space.w).mul_(block.p_old)
 
@@ -135,93 +143,76 @@ def _difference(z: Tensor, old: Tensor, select: Tensor, out: Tensor | None) -> T
     return selected(torch.sub(z, old, out=out), select)
 
 
-def _kl(policy: Policy, block: Block, p_max_old: Tensor, log_top: Tensor, space: Space) -> Tensor:
+def _kl(block: Block, p_max_old: Tensor, log_top: Tensor, space: Space) -> Tensor:
     """Put KL(old | new) into the block; return what is > 0 where rounding of D may show."""
     p_old, s, mu = cast("tuple[Tensor, Tensor, Tensor]", (block.p_old, block.s, block.mu))
     reach, square = largest(s, space.square)
-    near, exact = reach <= NEAR, space.x is None
-    if not near and exact:  # for small blocks at once, for others in `_correct`
-        s = block.s = _exact_s(policy, p_old, slice(None))
     value, block.w = excess(s, p_old, reach, square, w=space.w, scratch=space.scratch)
     block.kl = value.log1p()
-    if not near:
-        if not reach <= (BEYOND if exact else MIDDLE):
+    if not reach <= NEAR:
+        if not reach <= MIDDLE:
             textbook = (block.top[0] - block.top[1]).sub_(mu).add_(p_max_old.log()).sub_(log_top)
-            beyond, use = s.amax(-1, keepdim=True) > BEYOND, textbook > TEXTBOOK
-            bad = beyond & ~use
-            if exact:
-                use &= beyond
-                bad |= use & (mu.abs() > 33 * textbook)
-            block.kl = torch.where(use, textbook, block.kl)
-            value = torch.where(bad, torch.nan, value)
+            block.kl = torch.where(textbook > TEXTBOOK, textbook, block.kl)
         block.large = block.kl > constant(TEXTBOOK, s.dtype)
-        if exact:
-            return value.neg_()
-        value = torch.where(block.large, block.kl * block.kl, value)
-    return torch.addcmul(value * constant(-DOUBT, s.dtype), mu, mu)
+        if not reach <= FAR:
+            far = (s.amax(-1, keepdim=True) > FAR) & ~block.large
+            value = torch.where(far, torch.nan, value)
+        value = torch.where(block.large, constant(OFFSET**2 / DOUBT, s.dtype), value)
+    doubt = torch.addcmul(value * constant(-DOUBT, s.dtype), mu, mu)
+    # What entries of p < CERTAIN / 2 can add up to: a smaller KL may be theirs, and p is off there.
+    some = s.shape[-1] * CERTAIN * (math.expm1(min(reach, FAR)) - min(reach, FAR))
+    return torch.maximum(doubt, some - value)
 
 
-def _name_bad_rows(policy: Policy, block: Block, check: Tensor) -> None:
+def _name_bad_rows(policy: Policy, block: Block, check: Tensor, certain: Tensor | None) -> None:
     """Set ``block.bad``, after one look at the whole block that settles it in most cases."""
     worst = check
     if block.log_prob is not None:  # +inf where the action is illegal
         worst = torch.sub(check, block.log_prob, alpha=1e-30)
-    if worst.amax().item() <= 1e-20:
+    if worst.amax().item() <= 1e-20 and certain is None:
         return
     bad = ~torch.isfinite(check)
+    if certain is not None:
+        bad |= certain
     if block.log_prob is not None:
         bad |= block.log_prob == -torch.inf
     if block.kl is not None:
         bad |= ~torch.isfinite(block.kl)
-        doubtful = (check > 0) & ~bad
-        if bool(doubtful.any()):
-            small = block.p.numel() <= SMALL
-            rows = slice(None) if small else doubtful.squeeze(-1).nonzero().squeeze(-1)
-            _correct(policy, block, rows, bad)
+        apart = (block.kl > 0) | (cast("Tensor", block.mu) != 0)
+        doubtful = ((check > 0) & apart & ~bad).squeeze(-1).nonzero().squeeze(-1)
+        if len(doubtful):
+            bad[doubtful] |= _rounding_shows(policy, block, doubtful)
     if bool(bad.any()):
         block.bad = bad
 
 
-def _correct(policy: Policy, block: Block, rows: Tensor | slice, bad: Tensor) -> None:
-    """Include what rounding of z - z_old lost where it costs KL or its gradient their accuracy."""
+def _rounding_shows(policy: Policy, block: Block, rows: Tensor) -> Tensor:
+    """Which of the rows ``[n]`` need what rounding loses, ``[n, 1]``.
+
+    What z - z_old loses is off by ``w lost`` in KL and by ``p_old exp(s) lost`` in its gradient;
+    what z_old - max loses, by ``w lost`` in both; what the mean of z - z_old loses, by its product
+    with KL and half its square.
+    """
     all_p, all_kl, all_mu, all_s, all_w, old = cast(
         "tuple[Tensor, ...]",
         (block.p_old, block.kl, block.mu, block.s, block.w, policy.old_logits),
     )
-    p, kl, mu = all_p[rows], all_kl[rows], all_mu[rows].abs()
-    if isinstance(rows, Tensor):  # most rows in doubt are right: find those that are not
-        s, w, eps = all_s[rows], all_w[rows], torch.finfo(p.dtype).eps
-        _, lost = exact_difference(policy.logits[rows], old[rows])
-        lost = torch.where(p > 0, p * lost.abs(), 0)
-        shows = ((lost * s.abs()).sum(-1, keepdim=True) > 30 * eps * kl) | (
-            lost.amax(-1, keepdim=True) > 3 * eps * w.abs().amax(-1, keepdim=True)
-        )
-        shows = torch.where(kl > TEXTBOOK, mu > 33 * kl, shows).squeeze(-1)
-        rows, p, kl, mu = rows[shows], p[shows], kl[shows], mu[shows]
-        if not len(rows):
-            return
-    s = _exact_s(policy, p, rows)
-    reach, square = largest(s)
-    value, w = excess(s, p, reach, square)
-    all_s[rows], all_w[rows], block.exact = s, w, rows
-    if block.large is None:
-        all_kl[rows] = value.log1p_()
-    else:
-        large = block.large[rows] & (mu <= 33 * kl)
-        all_kl[rows] = torch.where(large, kl, value.log1p_())
-        block.large[rows] = large
-        if not reach <= BEYOND:
-            bad[rows] |= ~large & (s.amax(-1, keepdim=True) > BEYOND)
-    bad |= ~torch.isfinite(all_kl)
-
-
-def _exact_s(policy: Policy, p: Tensor, rows: Tensor | slice) -> Tensor:
-    """``D - sum p D``, taken relative to D at the largest p, with what rounding loses of D."""
-    d, lost = exact_difference(policy.logits[rows], policy.old_logits[rows])  # pyright: ignore
-    k = p.argmax(-1, keepdim=True)
-    s = (d - d.gather(-1, k)).add_(lost - lost.gather(-1, k))
-    s = torch.where(policy.legal[rows], s, constant(0.0, s.dtype))
-    return s.sub_((p * s).sum(-1, keepdim=True))
+    p, kl, mu, s, w, old = (x[rows] for x in (all_p, all_kl, all_mu, all_s, all_w, old))
+    eps = torch.finfo(p.dtype).eps
+    size = w.abs()
+    largest_w = size.amax(-1, keepdim=True)
+    _, lost = exact_difference(policy.logits[rows], old)
+    _, lost_of_p = exact_difference(old, block.top[1][rows])
+    lost, lost_of_p = (torch.where(p > 0, x.abs(), 0) for x in (lost, lost_of_p))
+    mean = (p * s).sum(-1, keepdim=True)
+    shows = (
+        ((lost * size).sum(-1, keepdim=True) > 30 * eps * kl)
+        | ((lost * (size + p)).amax(-1, keepdim=True) > 3 * eps * largest_w)
+        | ((lost_of_p * size).amax(-1, keepdim=True) > 3 * eps * largest_w)
+        | (mean.square() > 1e-6 * kl)
+        | (mean.abs() > 25 * eps)
+    )
+    return torch.where(kl > TEXTBOOK, mu.abs() > OFFSET, shows)
 
 
 def gradient(

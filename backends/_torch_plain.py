@@ -3,7 +3,8 @@
 Each row is taken relative to its largest legal logit ``z_k``::
 
     u = z - z_k                      (0 at k, <= 0 elsewhere, -inf where the logit is -inf)
-    R = sum over b != k of exp(u_b)  (so that log Z - z_k = log1p(R) keeps every digit)
+    R = sum over b != k of exp(u_b)  (so that log Z - z_k = log1p(R) keeps every digit;
+                                      exp with what rounding loses of u: at -40 it is 16 epsilon)
     log p = u - log1p(R)
     H     = log1p(R) - sum p u       (two terms >= 0)
 
@@ -51,8 +52,10 @@ def rows(logits: Tensor, legal: Tensor) -> Rows:
     best = torch.zeros_like(legal).scatter(-1, k, True) & ok
     z = torch.where(support, logits, 0)
     z_best = z.gather(-1, k)
-    u = torch.where(usable & ~best, torch.where(usable, logits, 0) - z_best, 0)
-    exp_u = torch.where(support & ~best, torch.exp(u), 0)
+    others = usable & ~best
+    u, lost = exact_difference(torch.where(usable, logits, 0), z_best)
+    u, lost = torch.where(others, u, 0), torch.where(torch.isfinite(lost), lost, 0)
+    exp_u = torch.where(support & ~best, torch.exp(u) * (1 + lost), 0)
     return Rows(legal, support, best, z, z_best.squeeze(-1), u, exp_u, exp_u.sum(-1), empty, nan)
 
 

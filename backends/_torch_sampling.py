@@ -14,12 +14,14 @@ from torch import Tensor
 
 from backends import _torch_plain as plain
 from backends._torch_block import (
+    CERTAIN,
     SMALL,
     Space,
     blocks,
     constant,
     log_largest,
     masked,
+    nearly_certain,
     softmax,
     spaces,
     with_penalty,
@@ -68,16 +70,19 @@ def _sample_block(z: Tensor, legal: Tensor, uniform: Tensor, space: Space) -> tu
     t, probs, p_max = softmax(x, x.amax(-1, keepdim=True), space)
     p = probs[0]
     log_top, _ = log_largest(p, p_max[0], space)
-    bad = None
-    if not log_top.sum().item() <= 0:  # NaN: an empty row, or one without a distribution
-        bad = torch.isnan(log_top).squeeze(-1)
+    bad = certain = None
+    if not log_top.amax().item() <= -CERTAIN:
+        certain = nearly_certain(log_top).squeeze(-1)
+        bad = torch.isnan(log_top).squeeze(-1)  # an empty row, or one without a distribution
         if bool((bad & legal.any(-1)).any()):
             refuse_rows(z, legal)
         p[bad] = 0
     actions = _invert_long(p, uniform) if z.shape[-1] >= LONG else _invert(p, uniform)
     log_prob = t.gather(-1, actions).add_(log_top)
-    if bad is not None:
+    if bad is not None and certain is not None:
         actions[bad], log_prob[bad] = 0, 0
+        exact = plain.masked_log_softmax(z[certain], legal[certain])
+        log_prob[certain] = exact.gather(-1, actions[certain])
     return actions, log_prob
 
 

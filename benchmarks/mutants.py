@@ -1,8 +1,9 @@
 """``make mutants``: break the backends in one place at a time and see which test notices.
 
 Each mutation of ``benchmarks.mutations`` is a text that is replaced in a copy of the tree; then the
-contract rows of that backend run until one fails. A survivor that is not explained, or a mutation
-whose text is no longer in the file, is an error. ``--only TEXT`` runs those that name it.
+contract rows of that backend, and its own tests, run until one fails. A survivor that is not
+explained, or a mutation whose text is no longer in the file, is an error. ``--only TEXT`` runs
+those that name it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from benchmarks.mutations import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("maskcore", "backends", "tests", "benchmarks", "pyproject.toml")
-TESTS = ("tests/test_contract.py", "tests/test_faults_numbers.py")
+TESTS = ("tests/test_contract.py", "tests/test_faults_numbers.py", "tests/test_accuracy.py")
 SECONDS = 420
 
 
@@ -60,7 +61,8 @@ def run(tree: Path, backend: str, profile: str) -> str | None:
         "PYTHONPATH": str(tree),
     }
     # The backend's name within the brackets of a test's parameters.
-    command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *TESTS, "-k", f"{backend}"]
+    own = sorted(str(path.relative_to(tree)) for path in tree.glob(f"tests/test_{backend}_*.py"))
+    command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *TESTS, *own, "-k", backend]
     try:
         done = subprocess.run(
             [sys.executable, *command],

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from backends import _numpy_inputs, numpy_backend
 from maskcore import MaskError, spec
+from maskcore.conformance import exact
 
 RNG = np.random.default_rng(5)
 LOGITS, OLD = RNG.normal(size=(2, 7, 5)).astype(np.float32) * 3
@@ -193,6 +194,15 @@ def test_a_constant_of_thousands_takes_no_digit_of_the_gradients() -> None:
     exact = np.array([-6.4760258e-08, 6.4760258e-08])
     np.testing.assert_allclose(dq, exact, rtol=3e-7)
     np.testing.assert_allclose(dp, -exact, rtol=3e-7)
+
+
+def test_the_divergence_of_float64_logits_has_their_digits() -> None:
+    p = RNG.normal(scale=8, size=(200, 6)) - 20
+    q = p + RNG.normal(scale=1e-9, size=p.shape) + 3
+    mask = np.ones(p.shape, bool)
+    found = numpy_backend.kl_divergence(p, q, p_mask=mask, q_mask=mask)
+    expected = [exact.kl_divergence(*pair) for pair in zip(p, q, strict=True)]
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
 def test_only_numpy_is_needed() -> None:

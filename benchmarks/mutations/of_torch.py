@@ -173,7 +173,7 @@ OF_TORCH = (
     _m(
         "fused",
         "rows without a distribution are taken as right",
-        "    if worst.amax().item() <= 1e-20:\n        return\n",
+        "    if worst.amax().item() <= 1e-20 and certain is None:\n        return\n",
         "    return\n",
     ),
     _m(
@@ -202,9 +202,64 @@ OF_TORCH = (
     ),
     _m(
         "fused",
-        "what rounding of D lost is left out",
-        "    s = (d - d.gather(-1, k)).add_(lost - lost.gather(-1, k))\n",
-        "    s = d - d.gather(-1, k)\n",
+        "nearly certain rows are taken as right",
+        "    if p_max.amax().item() <= 1 - CERTAIN:\n",
+        "    if True:\n",
+    ),
+    _m(
+        "fused",
+        "what rounding of D lost is not looked into",
+        "        ((lost * size).sum(-1, keepdim=True) > 30 * eps * kl)\n        | (",
+        "        (",
+        "the second look, at the gradient, finds the same rows",
+    ),
+    _m(
+        "fused",
+        "what rounding of D lost does to the gradient is not looked into",
+        "        | ((lost * (size + p)).amax(-1, keepdim=True) > 3 * eps * largest_w)\n",
+        "",
+    ),
+    _m(
+        "fused",
+        "what rounding of z_old - max lost is not looked into",
+        "        | ((lost_of_p * size).amax(-1, keepdim=True) > 3 * eps * largest_w)\n",
+        "",
+    ),
+    _m(
+        "fused",
+        "the mean of s is not looked into",
+        "        | (mean.square() > 1e-6 * kl)\n        | (mean.abs() > 25 * eps)\n",
+        "",
+    ),
+    _m(
+        "fused",
+        "a large KL with an offset is taken as right",
+        "return torch.where(kl > TEXTBOOK, mu.abs() > OFFSET, shows)",
+        "return torch.where(kl > TEXTBOOK, mu.abs() > 1e9, shows)",
+    ),
+    _m(
+        "fused",
+        "far entries of a small KL are taken as right",
+        "value = torch.where(far, torch.nan, value)",
+        "value = value",
+    ),
+    _m(
+        "fused",
+        "a small KL is not looked into",
+        "    return torch.maximum(doubt, some - value)\n",
+        "    return doubt\n",
+    ),
+    _m(
+        "autograd",
+        "the fused formulas see what is under the old mask",
+        "        flat = _with_one_mask(whole)\n",
+        "        flat = whole\n",
+    ),
+    _m(
+        "plain",
+        "what rounding of u lost is left out",
+        "torch.exp(u) * (1 + lost), 0)",
+        "torch.exp(u), 0)",
     ),
     _m(
         "block",

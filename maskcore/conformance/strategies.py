@@ -46,6 +46,7 @@ _EXTREME, _EQUAL, _MINUS_INF, _DETERMINISTIC = range(len(_SCALED), len(FLAVOURS)
 
 _COTANGENTS = np.array([1.0, -1.0, 2.0, 0.5, 0.0, -3.0])
 _NEARNESS = 10.0 ** -np.arange(1, 8)
+_SHIFTS = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.65458, -31.2384, 4504.1206])
 _JUNK = np.array(JUNK)
 _EXTREMES = np.array(EXTREMES)
 
@@ -70,8 +71,8 @@ def cases(
     Args:
         kinds: The kinds of row to draw, each row its own.
         relations: How the second policy relates to the first, each row its own: ``"equal"`` in
-            logits and mask, ``"near"`` (1e-1 to 1e-7 apart, equal masks), or ``"independent"``
-            (with an equal, larger or unrelated mask).
+            logits and mask, ``"near"`` (1e-1 to 1e-7 apart, equal masks; some moved by a constant,
+            which changes no policy), or ``"independent"`` (an equal, larger or unrelated mask).
         actions: Any index, a legal one (where there is one), or an illegal one (likewise).
         loud: Whether about half the rows hold a legal NaN or +inf, or nothing legal but -inf.
         dtypes: Names of dtypes, one drawn for the batch.
@@ -102,6 +103,7 @@ def cases(
     q_mask[same] = mask[same]
     _give_mass(p, mask)
     near = p + _plain(body[..., 2:4]) * _NEARNESS[header[:, 4] % len(_NEARNESS), None]
+    near += _SHIFTS[header[:, 4] // 16 % len(_SHIFTS), None]
     q = np.where((relation == 0)[:, None], p, np.where((relation == 1)[:, None], near, q))
     _give_mass(q, q_mask)
     if loud:
@@ -154,7 +156,8 @@ def _plain(code: Array) -> Array:
     """Two bytes -> a number: 0 first, then small integers for a quarter, fractions in (-10, 10)."""
     high, low = code[..., 0], code[..., 1].astype(np.int64)
     integer = np.where(low & 1, low % 16 // 2 + 1, -(low % 16 // 2))
-    fraction = (high.astype(np.float64) * 256 + low) / 3276.8 - 10
+    # By 3277 and not by 3276.8: those would be multiples of 2**-14, whose differences are exact.
+    fraction = (high.astype(np.float64) * 256 + low) / 3277 - 10
     return np.where(high < 64, integer, fraction) + 0.0
 
 
@@ -168,9 +171,10 @@ def _values(code: Array, flavour: Array, position: Array) -> Array:
     values = np.where(flavour == _EQUAL, values[:, :1], values)
     values = np.where((flavour == _MINUS_INF) & (low % 4 == 3), -np.inf, values)
     chosen = np.equal(np.indices(code.shape[:2])[1], position[:, None])
-    return np.where(
-        flavour == _DETERMINISTIC, np.where(chosen, 0.0, -5 - 9 * np.abs(plain)), values
-    )
+    # One entry 5 to 85 ahead of the others, and seldom at 0: their difference is rounded.
+    behind = 5 + 7 * np.abs(plain[:, -1:]) + np.abs(plain)
+    sure = plain[:, :1] - np.where(chosen, 0.0, behind)
+    return np.where(flavour == _DETERMINISTIC, sure, values)
 
 
 def _mask(bits: Array, kind_byte: Array, position: Array, kinds: Sequence[Kind]) -> Array:
