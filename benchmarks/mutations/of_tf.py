@@ -40,12 +40,12 @@ OF_TF = (
         "        check_actions(a.numpy(), num_actions=num_actions)\n",
         "        pass\n",
     ),
-    _m("_tf_rows", "the lost part has the wrong sign", "e = e + e * lost", "e = e - e * lost"),
+    _m("_tf_rows", "the lost part has the wrong sign", "* (one + lost)", "* (one - lost)"),
     _m(
         "_tf_rows",
         "an empty row is divided by 0",
-        "total = tf.where(empty, one, tf.reduce_sum(e, -1, keepdims=True))",
-        "total = tf.reduce_sum(e, -1, keepdims=True)",
+        "total = tf.where(empty, one, ties + rest)",
+        "total = ties + rest",
     ),
     _m(
         "_tf_rows",
@@ -112,8 +112,8 @@ OF_TF = (
     _m(
         "_tf_divergence",
         "mu is not taken off",
-        "    t = d - mu\n",
-        "    t = d\n",
+        "    t = d - tf.where(bad, nan, mu)\n",
+        "    t = d - tf.where(bad, nan, 0 * mu)\n",
     ),
     _m("_tf_divergence", "no row is large", "LARGE = 1.0", "LARGE = 1e30"),
     _m("_tf_divergence", "every row is large", "LARGE = 1.0", "LARGE = -1e30"),
@@ -126,20 +126,20 @@ OF_TF = (
     _m(
         "_tf_divergence",
         "an infinite KL has a gradient",
-        "    dead = tf.logical_or(p_empty, tf.equal(kl, math.inf))\n    return Pair",
-        "    dead = p_empty\n    return Pair",
+        "    dead = tf.logical_or(p_empty, tf.equal(kl, math.inf))\n    carried",
+        "    dead = p_empty\n    carried",
     ),
     _m(
         "_tf_divergence",
         "the KL's gradient to p has the wrong sign",
-        "return tf.where(r.dead, tf.zeros([], r.p.dtype), -r.p * r.t)",
-        "return tf.where(r.dead, tf.zeros([], r.p.dtype), r.p * r.t)",
+        "return tf.where(r.dead, tf.zeros([], r.p.dtype), -r.p * r.spread)",
+        "return tf.where(r.dead, tf.zeros([], r.p.dtype), r.p * r.spread)",
     ),
     _m(
         "_tf_divergence",
         "the rounding of D is dropped",
-        "(q.shifted - p.shifted) + (q.lost - p.lost)",
-        "(q.shifted - p.shifted)",
+        "(shifted - p.shifted) + lost, zero)",
+        "shifted - p.shifted, zero)",
     ),
     _m(
         "_series",
