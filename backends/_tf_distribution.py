@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from backends import _tf_quantities as quantities
 from backends import _tf_sampling as sampling
 from backends._tf_api import Tensor, outside_autograph, tf
-from backends._tf_inputs import TensorLike, as_policy, same_batch, same_pair
+from backends._tf_inputs import TensorLike, as_actions, as_policy, one_batch, same_pair
 
 
 class MaskedCategorical:
@@ -65,7 +65,8 @@ class MaskedCategorical:
     @outside_autograph
     def log_prob(self, actions: TensorLike) -> Tensor:
         """``[...]`` in nats; -inf where an action is illegal, 0 in an empty row."""
-        return tf.cast(quantities.log_prob(*same_batch(self._policy, actions)), self.dtype)
+        actions, policy = one_batch(as_actions(self._policy, actions), self._policy)
+        return tf.cast(quantities.log_prob(policy, actions), self.dtype)
 
     @outside_autograph
     def entropy(self) -> Tensor:

@@ -86,18 +86,13 @@ def as_policy(
     """Read logits and mask, float16 and bfloat16 as float32."""
     x, legal = as_logits(logits, name=logits_name), as_legal(mask, name=mask_name)
     _check_static_shapes(x.shape, legal.shape, logits_name, mask_name)
+    legal = constant_in_graph(legal)
     work = x if x.dtype in (tf.float32, tf.float64) else tf.cast(x, tf.float32)
     return Policy(work, legal, tf.logical_not(tf.reduce_any(legal, -1, keepdims=True)), x.dtype)
 
 
-def same_batch(
-    policy: Policy, actions: TensorLike, *, open_sizes_match: bool = True
-) -> tuple[Policy, Tensor]:
-    """``actions`` as int32/int64 of the same batch shape as the policy, both broadcast.
-
-    ``open_sizes_match``: take sizes that a graph leaves open as equal, as a minibatch's are; False
-    broadcasts them when the graph runs.
-    """
+def as_actions(policy: Policy, actions: TensorLike) -> Tensor:
+    """``actions`` as int32 or int64, checked against the policy as far as they show."""
     shape = policy.shape
     num_actions = shape[-1]
     if not tf.is_tensor(actions):
@@ -114,10 +109,6 @@ def same_batch(
         check_actions(a.numpy(), num_actions=num_actions)
     if a.dtype not in (tf.int32, tf.int64):
         a = tf.cast(a, tf.int64)
-    x, legal, empty, dtype = policy
-    known = open_sizes_match or (x.shape.is_fully_defined() and a.shape.is_fully_defined())
-    if known and same_shape(x.shape, legal.shape) and same_shape(x.shape[:-1], a.shape):
-        return policy, a
     if a.shape.rank is not None and shape.rank is not None:
         try:
             tf.broadcast_static_shape(shape[:-1], a.shape)
@@ -126,11 +117,29 @@ def same_batch(
                 f"actions have shape {a.shape}, logits and mask {shape}. Expected one action a "
                 f"row, shape {shape[:-1]} (actions have no action axis)."
             ) from None
-    batch = tf.broadcast_dynamic_shape(tf.shape(x)[:-1], tf.shape(legal)[:-1])
-    batch = tf.broadcast_dynamic_shape(batch, tf.shape(a))
-    wide = tf.concat([batch, tf.shape(x)[-1:]], 0)
-    x, legal = tf.broadcast_to(x, wide), tf.broadcast_to(legal, wide)
-    return Policy(x, legal, empty, dtype), tf.broadcast_to(a, batch)
+    return constant_in_graph(a)
+
+
+def one_batch(actions: Tensor, *policies: Policy) -> tuple[Tensor, ...]:
+    """``actions`` and policies broadcast to one batch shape; as they are where they have it.
+
+    Sizes that a graph leaves open are broadcast when it runs, which costs nothing if they match.
+    """
+    arrays = [x for policy in policies for x in (policy.x, policy.legal)]
+    if all_same(*(x.shape for x in arrays)) and all_same(arrays[0].shape[:-1], actions.shape):
+        return actions, *policies
+    batch = tf.shape(actions)
+    for x in arrays:
+        batch = tf.broadcast_dynamic_shape(batch, tf.shape(x)[:-1])
+    wide = tf.concat([batch, tf.shape(arrays[0])[-1:]], 0)
+    masks: dict[int, Tensor] = {}  # two policies with one mask go on having one
+    for policy in policies:
+        if id(policy.legal) not in masks:
+            masks[id(policy.legal)] = tf.broadcast_to(policy.legal, wide)
+    return tf.broadcast_to(actions, batch), *(
+        policy._replace(x=tf.broadcast_to(policy.x, wide), legal=masks[id(policy.legal)])
+        for policy in policies
+    )
 
 
 def same_pair(p: Policy, q: Policy) -> Tensor:
@@ -141,9 +150,19 @@ def same_pair(p: Policy, q: Policy) -> Tensor:
     return tf.float64 if tf.float64 in (p.dtype, q.dtype) else tf.float32
 
 
-def same_shape(a: Tensor, b: Tensor) -> bool:
-    """Whether two static shapes are the same as far as they are known."""
-    return a.rank is not None and a.rank == b.rank and a.as_list() == b.as_list()
+def all_same(*shapes: Tensor) -> bool:
+    """Whether static shapes are known and the same."""
+    known = all(shape.is_fully_defined() for shape in shapes)
+    return known and len({tuple(shape.as_list()) for shape in shapes}) == 1
+
+
+def constant_in_graph(tensor: Tensor) -> Tensor:
+    """A tensor that has no gradient anyway, cut off in a graph.
+
+    ``tf.custom_gradient`` refuses a function that reaches a variable: through actions that were
+    drawn from the logits of a network, say.
+    """
+    return tensor if can_look(tensor) else tf.stop_gradient(tensor)
 
 
 def _check_static_shapes(logits: Tensor, mask: Tensor, logits_name: str, mask_name: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from backends import _tf_divergence as divergence
 from backends._tf_api import Tensor, tf
-from backends._tf_inputs import NEG_INF, Policy, same_shape
+from backends._tf_inputs import NEG_INF, Policy, all_same
 from backends._tf_rows import Rows, mean_depth, rows
 
 
@@ -177,7 +177,7 @@ def _same_rows(zp: Tensor, zq: Tensor) -> tuple[Tensor, Tensor]:
     """Both in one shape: a gradient has the shape of its input."""
     if zp.dtype != zq.dtype:
         zp, zq = tf.cast(zp, tf.float64), tf.cast(zq, tf.float64)
-    if same_shape(zp.shape, zq.shape):
+    if zp is zq or all_same(zp.shape, zq.shape):
         return zp, zq
     shape = tf.broadcast_dynamic_shape(tf.shape(zp), tf.shape(zq))
     return tf.broadcast_to(zp, shape), tf.broadcast_to(zq, shape)

@@ -36,7 +36,14 @@ from backends import _tf_quantities as quantities
 from backends import _tf_sampling as sampling
 from backends._tf_api import Tensor, outside_autograph, tf
 from backends._tf_distribution import MaskedCategorical
-from backends._tf_inputs import TensorLike, as_policy, same_batch, same_pair, same_shape
+from backends._tf_inputs import (
+    TensorLike,
+    all_same,
+    as_actions,
+    as_policy,
+    one_batch,
+    same_pair,
+)
 from backends._tf_step import step
 
 __all__ = [
@@ -118,7 +125,8 @@ def log_prob(logits: TensorLike, mask: TensorLike, actions: TensorLike) -> Tenso
     >>> round(float(log_prob([1.0, 5.0, 3.0], [1, 0, 1], 2)), 6)
     -0.126928
     """
-    policy, actions = same_batch(as_policy(logits, mask), actions, open_sizes_match=False)
+    policy = as_policy(logits, mask)
+    actions, policy = one_batch(as_actions(policy, actions), policy)
     return tf.cast(quantities.log_prob(policy, actions), policy.dtype)
 
 
@@ -230,6 +238,7 @@ def evaluate_actions(
 
     Returns:
         ``ActionEvaluation``, each field ``[...]``; ``kl_divergence`` is None without old_logits.
+        Where a graph leaves sizes open, every field has the batch shape of all arguments together.
 
     Raises:
         MaskError: As ``log_prob`` and ``kl_divergence``.
@@ -239,22 +248,27 @@ def evaluate_actions(
     [-0.6931, 0.6931, 0.0]
     """
     new = as_policy(logits, mask)
-    wide, actions = same_batch(new, actions)
-    fused = wide is new
+    a = as_actions(new, actions)
     if old_logits is None:
-        if not fused:
-            return ActionEvaluation(log_prob(logits, mask, actions), entropy(logits, mask), None)
-        first, second = (tf.cast(value, new.dtype) for value in step(new, actions, None))
+        if _known_to_differ(new.x.shape[:-1], new.legal.shape[:-1], a.shape):
+            return ActionEvaluation(log_prob(logits, mask, a), entropy(logits, mask), None)
+        a, new = one_batch(a, new)
+        first, second = (tf.cast(value, new.dtype) for value in step(new, a, None))
         return ActionEvaluation(first, second, None)
     old_mask = mask if old_mask is None else old_mask
     old = as_policy(old_logits, old_mask, logits_name="old_logits", mask_name="old_mask")
     dtype = same_pair(old, new)
-    fused = fused and new.x.dtype == old.x.dtype and same_shape(old.x.shape, old.legal.shape)
-    if fused and same_shape(new.x.shape, old.x.shape):
-        values = zip(step(new, actions, old), (new.dtype, new.dtype, dtype), strict=True)
-        return ActionEvaluation(*(tf.cast(value, to) for value, to in values))
-    kl = tf.cast(quantities.kl_divergence(old, new), dtype)
-    return ActionEvaluation(log_prob(logits, mask, actions), entropy(logits, mask), kl)
+    batches = (x.shape[:-1] for x in (new.x, new.legal, old.x, old.legal))
+    if new.x.dtype != old.x.dtype or _known_to_differ(*batches, a.shape):
+        kl = tf.cast(quantities.kl_divergence(old, new), dtype)
+        return ActionEvaluation(log_prob(logits, mask, a), entropy(logits, mask), kl)
+    a, new, old = one_batch(a, new, old)
+    values = zip(step(new, a, old), (new.dtype, new.dtype, dtype), strict=True)
+    return ActionEvaluation(*(tf.cast(value, to) for value, to in values))
+
+
+def _known_to_differ(*batches: Tensor) -> bool:
+    return all(x.is_fully_defined() for x in batches) and not all_same(*batches)
 
 
 # --- hooks of the conformance kit ---------------------------------------------------------
