@@ -14,6 +14,7 @@ from ray.rllib.policy.sample_batch import SampleBatch  # noqa: E402
 from ray.rllib.utils import force_list  # noqa: E402
 from ray.rllib.utils.metrics.learner_info import LEARNER_STATS_KEY  # noqa: E402
 
+from rllib_integration.tf_function import PreparedFunction  # noqa: E402
 from rllib_integration.tf_loss import Parts  # noqa: E402
 from rllib_integration.tf_policy import MaskedPPOTFPolicy  # noqa: E402
 
@@ -24,6 +25,11 @@ class MaskedPPOTF2Policy(MaskedPPOTFPolicy, PPOTF2Policy):
     """PPO on eager TensorFlow, traced or not, whose model, distribution and loss carry the mask."""
 
     _learning = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("_compute_actions_helper", "_learn_on_batch_helper"):
+            value = PreparedFunction(value)  # RLlib traces them at their first call.
+        super().__setattr__(name, value)
 
     def maybe_initialize_optimizer_and_loss(self) -> None:
         super().maybe_initialize_optimizer_and_loss()
