@@ -59,7 +59,7 @@ class Pair(NamedTuple):
 
     p: Tensor  # [..., A] old
     pt: Tensor  # [..., A] p t
-    growth: Tensor  # [..., A] p expm1(t), where KL is not large
+    growth: Tensor  # [..., A] p expm1(t); q - p where KL is large
     r: Tensor  # [..., 1]
     total: Tensor  # [..., 1] B
     kl: Tensor  # [..., 1]
@@ -150,6 +150,7 @@ def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
         near_terms = no_nan(_remainder(t), pt)
         terms = tf.where(near, near_terms, far_terms)
         growth = tf.where(near, pt + near_terms, far)
+        growth = tf.where(large, _direct(old, new, m, p, q), growth)
         excess = _sum(terms)
         kl = tf.where(large, apart, _close(excess, tf.where(large, zero, r)))
         kl = tf.where(tf.logical_or(tf.math.is_inf(r), tf.math.is_inf(excess)), infinity, kl)
@@ -173,22 +174,31 @@ def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
     return unless_ordinary(tf.logical_not(tf.logical_and(near, alike)), general, ordinary)
 
 
-def to_new(r: Pair, g: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+def to_new(r: Pair, g: Tensor) -> list[tuple[Tensor, Tensor]]:
     """``g (new - old)``, for g that is 0 in rows where the KL is +inf.
 
     Returns:
-        A factor ``[..., 1]`` of ``new.p``, and pairs of an array ``[..., A]`` and its factor.
+        Pairs of an array ``[..., A]`` and its factor ``[..., 1]``, to be added up.
     """
-    zero, scale = tf.zeros([], g.dtype), tf.math.multiply_no_nan(1 / (1 + r.total), g)
+    scale = tf.math.multiply_no_nan(1 / (1 + r.total), g)
     shift = tf.math.multiply_no_nan(-r.total, scale)
-    scale, shift = tf.where(r.large, zero, scale), tf.where(r.large, -g, shift)
-    return tf.where(r.large, g, zero), [(r.growth, scale), (r.p, shift)]
+    scale = tf.where(r.large, g, scale)
+    return [(r.growth, scale), (r.p, tf.where(r.large, tf.zeros([], g.dtype), shift))]
 
 
 def to_old(r: Pair, g: Tensor) -> Tensor:
     """``g`` times the gradient of the KL to the old logits, ``-p_old (t - r)`` ``[..., A]``."""
     no_nan = tf.math.multiply_no_nan
     return no_nan(r.p, no_nan(r.r, g)) - no_nan(r.pt, g)
+
+
+def _direct(old: Side, new: Side, m: Moments, p: Tensor, q: Tensor) -> Tensor:
+    """``q - p`` ``[..., A]``: where both are nearly 1, what is left to the others of each."""
+    is_top = tf.equal(old.z, old.top)
+    rest = _sum(tf.where(is_top, tf.zeros([], p.dtype), p))
+    sure = tf.logical_and(rest < 0.5, m.largest > 0.5)
+    both = tf.logical_and(tf.logical_and(is_top, tf.equal(new.z, new.top)), sure)
+    return tf.where(both, rest - m.rest, q - p)
 
 
 def _close(excess: Tensor, r: Tensor) -> Tensor:
@@ -216,7 +226,7 @@ def _difference(old: Side, new: Side, at_k: Tensor) -> Tensor:
     """``(z - z_k) - (z_old - top_old)``, rounded once; k is the largest entry of the old policy."""
     if old.z.dtype == tf.float32:
         z, z_old, at_k, top = (tf.cast(x, tf.float64) for x in (new.z, old.z, at_k, old.top))
-        return tf.cast((z - z_old) - (at_k - top), tf.float32)
+        return tf.cast((z - at_k) - (z_old - top), tf.float32)
     u, u_old = new.z - at_k, old.z - old.top
     lost = rounding_error(new.z, at_k, u) - rounding_error(old.z, old.top, u_old)
     return (u - u_old) + lost

@@ -75,9 +75,9 @@ def _forward(
     taken = Taken(new, actions, p, m)
     log_prob, entropy = taken.log_prob(), tf.where(new.empty, zero, m.total + m.mean)
 
-    def gradient(gl: Tensor, gh: Tensor, weight: Tensor, terms: list[Term]) -> Tensor:
+    def gradient(gl: Tensor, gh: Tensor, terms: list[Term]) -> Tensor:
         gl = tf.where(taken.counts, gl, zero)
-        weight -= gh * m.mean
+        weight = -gh * m.mean
         array = p * (weight - gl) + m.p_depth * gh
         at_taken = taken.at(p) * weight + taken.at(m.p_depth) * gh + gl * taken.others()
         for term, factor in terms:
@@ -88,7 +88,7 @@ def _forward(
     if old is None or s_old is None:
 
         def alone(gl: Tensor, gh: Tensor) -> Tensor:
-            return _finished(gradient(gl, gh, zero, []), new, tf.math.is_nan(m.total))
+            return _finished(gradient(gl, gh, []), new, tf.math.is_nan(m.total))
 
         return _squeezed(log_prob, entropy), (alone,)
 
@@ -104,8 +104,8 @@ def _forward(
 
     def to_new(gl: Tensor, gh: Tensor, gk: Tensor) -> Tensor:
         bad = tf.math.is_nan(tf.math.multiply_no_nan(kl, gk) + m.total)
-        weight, terms = fused.to_new(both, tf.where(dead, zero, gk))
-        return _finished(gradient(gl, gh, weight, terms), new, bad)
+        terms = fused.to_new(both, tf.where(dead, zero, gk))
+        return _finished(gradient(gl, gh, terms), new, bad)
 
     def to_old(gl: Tensor, gh: Tensor, gk: Tensor) -> Tensor:
         bad = tf.math.is_nan(tf.math.multiply_no_nan(kl, gk))
