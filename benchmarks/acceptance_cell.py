@@ -24,6 +24,10 @@ SUCCESS, MAX_ITERATIONS = 0.95, 40
 # float32 at two batch sizes; a mask on one side only is off by tenths.
 LOG_RATIO = 1e-4
 
+# An episode that runs out of steps is valued as if it went on, so that near 1 the last step, which
+# ends the rewards, would be worth no more now than later, and some trainings never take it.
+GAMMA = 0.9
+
 # Name in the table -> (what the environment shows, RLlib's model config).
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "fully connected": ("vector", {"fcnet_hiddens": [32, 32]}),
@@ -115,7 +119,14 @@ def cell_config(framework: str, network: str, place: str) -> Any:
         )
         .framework(framework)
         .env_runners(num_env_runners=runners, num_envs_per_env_runner=8 // max(runners, 1))
-        .training(lr=3e-3, train_batch_size=768, minibatch_size=128, num_epochs=6, model=model)
+        .training(
+            lr=3e-3,
+            gamma=GAMMA,
+            train_batch_size=768,
+            minibatch_size=128,
+            num_epochs=6,
+            model=model,
+        )
         .callbacks(CountEpisodes)
         .reporting(metrics_num_episodes_for_smoothing=1, keep_per_episode_custom_metrics=True)
         .debugging(seed=0)
