@@ -130,6 +130,7 @@ def test_without_preprocessing_the_observation_is_passed_on_as_it_is() -> None:
 def test_what_cannot_be_masked_is_an_error_that_says_what_was_found(
     space: Any, keys: dict[str, Any], message: str
 ) -> None:
+    """FAULTS C22 among them: the error lists the keys found and wanted."""
     with pytest.raises(MaskError, match=message):
         find_masked_observation(space, spaces.Discrete(4), **keys)
 
@@ -160,6 +161,7 @@ def test_action_spaces_that_rllib_would_misread_are_refused(space: Any, message:
     ],
 )
 def test_unsorted_keys_are_refused_because_the_columns_of_the_mask_would_move(space: Any) -> None:
+    """FAULTS B8; keys that are sorted in the space may come in any order: test_rllib_key_order."""
     with pytest.raises(MaskError, match="sorted order"):
         find_masked_observation(flattened(space), spaces.Discrete(3))
 

@@ -83,7 +83,7 @@ def head_weights(policy: Any) -> list[Any]:
     return [w for name, w in weights_of(policy).items() if "position_head" in name]
 
 
-@pytest.mark.parametrize("name", ["tf2"])
+@in_graph_and_eager
 def test_with_coefficient_zero_the_report_says_no_gradient(name: str) -> None:
     worker = worker_of(with_head(name, loss_coeffs={"position": 0.0}))
     policy, batch = worker.get_policy(), sampled(worker)
