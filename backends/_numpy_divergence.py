@@ -9,9 +9,8 @@ its largest entry, ``t = D - mu`` for the mean mu of D over |D| < 1, and ``r = s
     dKL/dq = q - p = (p expm1(t) - p B) / (1 + B)
     dKL/dp = -p (t - r)
 
-Everything here is float64, also for float32 logits: D is exact then, and ``expm1(t) - t`` is good
-to the last float32 digit from |t| = 1e-9 up. For float64 logits D carries its rounding error along
-and ``expm1(t) - t`` is a series near 0.
+Everything here is float64, also for float32 logits: ``expm1(t) - t`` is good to the last float32
+digit from |t| = 1e-9 up. For float64 logits it is a series near 0.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def pair(zp: Array, zq: Array, p: Rows, q: Rows, *, double: bool) -> Pair:
     weightless = prob == 0
     at = np.arange(len(zp)), p.k
     at_k = np.where(np.isfinite(zq[at]), zq[at], q.top)
-    t = _difference(zp, zq, p.top, at_k, double=double)
+    t = _difference(zp, zq, p.top, at_k)
     np.copyto(t, 0, where=weightless)
     mu = row_dot(prob, np.where(np.abs(t) < 1, t, 0))
     t -= mu[:, None]
@@ -115,13 +114,14 @@ def _finished(gradient: Array, value: Array, p: Rows, bad: BoolArray) -> Array:
     return gradient
 
 
-def _difference(zp: Array, zq: Array, zp_k: Array, zq_k: Array, *, double: bool) -> Array:
+def _difference(zp: Array, zq: Array, zp_k: Array, zq_k: Array) -> Array:
     """D ``[N, A]`` to the last digit: logits far from 0 would take those of a D near 0."""
     uq, up = zq - zq_k[:, None], zp - zp_k[:, None]
-    if not double:
-        return np.subtract(uq, up, out=uq)
-    lost = lost_in(zq, zq_k[:, None]) - lost_in(zp, zp_k[:, None])
-    return (uq - up) + lost
+    lost = lost_in(zq, zq_k[:, None])
+    lost -= lost_in(zp, zp_k[:, None])
+    uq -= up
+    uq += lost
+    return uq
 
 
 def _remainder(t: Array, growth: Array, *, double: bool) -> Array:

@@ -32,6 +32,9 @@ DEEP = 1e-5
 TAIL = 1e-6
 """So do rows where no ``p t`` exceeds this part of the largest t: they differ in the tail alone."""
 
+OFF_CENTRE = 1 / 16
+"""And rows whose t has a mean above this part of the largest: it would take digits of the rest."""
+
 
 class Side(NamedTuple):
     """One policy a row; ``[..., 1]`` where a number a row. NaN in empty rows."""
@@ -165,7 +168,8 @@ def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
     terms = _remainder(t) * pt
     r, excess = _sum(pt), _sum(terms)
     size, weighted = _size(t), _size(pt)
-    near = tf.reduce_all(tf.logical_and(size < SERIES_BELOW, weighted >= TAIL * size))
+    near = tf.logical_and(size < SERIES_BELOW, weighted >= TAIL * size)
+    near = tf.reduce_all(tf.logical_and(near, tf.abs(r) <= OFF_CENTRE * size))
 
     def ordinary() -> Pair:
         kl = _close(excess, r)
@@ -224,12 +228,11 @@ def _rounding_error(a: Tensor, b: Tensor, difference: Tensor) -> Tensor:
 
 def _difference(old: Side, new: Side, at_k: Tensor) -> Tensor:
     """``(z - z_k) - (z_old - top_old)``, rounded once; k is the largest entry of the old policy."""
-    if old.z.dtype == tf.float32:
-        z, z_old, at_k, top = (tf.cast(x, tf.float64) for x in (new.z, old.z, at_k, old.top))
-        return tf.cast((z - at_k) - (z_old - top), tf.float32)
-    u, u_old = new.z - at_k, old.z - old.top
-    lost = rounding_error(new.z, at_k, u) - rounding_error(old.z, old.top, u_old)
-    return (u - u_old) + lost
+    arrays = new.z, old.z, at_k, old.top
+    z, z_old, at_k, top = (tf.cast(x, tf.float64) for x in arrays)
+    u, u_old = z - at_k, z_old - top
+    lost = rounding_error(z, at_k, u) - rounding_error(z_old, top, u_old)
+    return tf.cast((u - u_old) + lost, new.z.dtype)
 
 
 def _remainder(t: Tensor) -> Tensor:

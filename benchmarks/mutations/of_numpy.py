@@ -170,14 +170,14 @@ OF_NUMPY = (
     _m(
         "divergence",
         "the rounding of D is dropped",
-        "return (uq - up) + lost",
-        "return uq - up",
+        "    uq += lost\n",
+        "",
     ),
     _m(
         "divergence",
         "the constant between two policies takes digits of D",
-        "return np.subtract(uq, up, out=uq)",
-        "return (zq - zp) - (zq_k - zp_k)[:, None]",
+        "    uq -= up\n    uq += lost\n",
+        "    uq = (zq - zp) - (zq_k - zp_k)[:, None]\n",
     ),
     _m(
         "divergence",
