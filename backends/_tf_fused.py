@@ -153,7 +153,7 @@ def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
         near_terms = no_nan(_remainder(t), pt)
         terms = tf.where(near, near_terms, far_terms)
         growth = tf.where(near, pt + near_terms, far)
-        growth = tf.where(large, _direct(old, new, m, p, q), growth)
+        growth = tf.where(large, _direct(old, new, m, p, q, largest), growth)
         excess = _sum(terms)
         kl = tf.where(large, apart, _close(excess, tf.where(large, zero, r)))
         kl = tf.where(tf.logical_or(tf.math.is_inf(r), tf.math.is_inf(excess)), infinity, kl)
@@ -196,11 +196,11 @@ def to_old(r: Pair, g: Tensor) -> Tensor:
     return no_nan(r.p, no_nan(r.r, g)) - no_nan(r.pt, g)
 
 
-def _direct(old: Side, new: Side, m: Moments, p: Tensor, q: Tensor) -> Tensor:
+def _direct(old: Side, new: Side, m: Moments, p: Tensor, q: Tensor, largest: Tensor) -> Tensor:
     """``q - p`` ``[..., A]``: where both are nearly 1, what is left to the others of each."""
     is_top = tf.equal(old.z, old.top)
     rest = _sum(tf.where(is_top, tf.zeros([], p.dtype), p))
-    sure = tf.logical_and(rest < 0.5, m.largest > 0.5)
+    sure = tf.logical_and(largest > 0.5, m.largest > 0.5)
     both = tf.logical_and(tf.logical_and(is_top, tf.equal(new.z, new.top)), sure)
     return tf.where(both, rest - m.rest, q - p)
 
