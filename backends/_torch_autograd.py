@@ -8,6 +8,7 @@ that the fused formulas do not cover, and second derivatives, take the plain for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -52,7 +53,7 @@ def evaluate_plain(policy: Policy) -> Results:
     )
 
 
-def _closed_gradient(policy: Policy, incoming: Results) -> list[Tensor]:
+def closed_gradient(policy: Policy, incoming: Results) -> list[Tensor]:
     """Gradients to the new and, where there are some, to the old logits, for every kind of row."""
     z, old, legal, old_legal, actions, _ = policy
     g_log_prob, g_entropy, g_kl = incoming
@@ -70,7 +71,7 @@ def _closed_gradient(policy: Policy, incoming: Results) -> list[Tensor]:
     return [new + to_new, to_old]
 
 
-def _plain_gradient(policy: Policy, incoming: Results) -> list[Tensor | None]:
+def plain_gradient(policy: Policy, incoming: Results) -> list[Tensor | None]:
     """The same, differentiable again: autograd's through the plain formulas."""
     with torch.enable_grad():
         results = evaluate_plain(policy)
@@ -110,7 +111,7 @@ class Evaluate(torch.autograd.Function):
         need_old = ctx.needs_input_grad[1]
         if torch.is_grad_enabled():
             policy = Policy(*ctx.saved_tensors, run.with_entropy)  # pyright: ignore
-            new, old = _plain_gradient(policy, Results(*incoming))
+            new, old = plain_gradient(policy, Results(*incoming))
             return new, old, None, None, None, None
         new, *rest = run.gradient(ctx, Results(*incoming), need_old=need_old)
         return new, (rest[0] if rest else None), None, None, None, None
@@ -146,7 +147,7 @@ class Run:
         self.wrong: tuple[Tensor, Tensor] | None = None
         self.lease: Lease | None = None
         self.kept = True
-        whole = _flat(policy)
+        whole = flattened(policy)
         flat = _with_one_mask(whole)
         self.index = flat.actions
         size = flat.logits.numel()
@@ -181,20 +182,9 @@ class Run:
         for rows, block in self.blocks:
             if block.bad is not None:
                 wrong[slice(None) if rows is None else rows] = block.bad.squeeze(-1)
-        any_legal = policy.legal
         if policy.old_legal is not None:
             wrong |= (policy.legal != policy.old_legal).any(-1)
-            any_legal = policy.legal | policy.old_legal
-        which = wrong.nonzero().squeeze(-1)
-        some = any_legal[which].any(-1)
-        empty, other = which[~some], which[some]
-        right = evaluate_plain(_unflat(policy.rows(other))) if len(other) else None
-        for k, result in enumerate(results):
-            if result is not None:
-                result[empty] = 0
-                if right is not None:
-                    result[other] = cast("Tensor", right[k]).unsqueeze(-1)
-        return (empty, other) if len(which) else None
+        return mend(policy, wrong, results)
 
     def gradient(self, ctx: Any, incoming: Results, *, need_old: bool) -> list[Tensor]:
         """Gradients to the new and the old logits."""
@@ -208,7 +198,7 @@ class Run:
         out = [block.p.new_empty((count, width)) for _ in range(2 if need_old else 1)]
         policy = None
         if not self.kept or self.wrong is not None:
-            policy = _flat(Policy(*ctx.saved_tensors, self.with_entropy))  # pyright: ignore
+            policy = flattened(Policy(*ctx.saved_tensors, self.with_entropy))  # pyright: ignore
         again = flat = None
         if not self.kept and policy is not None:
             again, flat = spaces(policy.logits, self.policies), _with_one_mask(policy)
@@ -228,17 +218,46 @@ class Run:
                 array[empty] = 0
             if len(other):
                 here = Results(*(None if g is None else g[other].squeeze(-1) for g in grads))
-                right = _closed_gradient(_unflat(policy.rows(other)), here)
+                right = closed_gradient(wide_rows(policy, other), here)
                 for array, rows in zip(out, right, strict=False):
-                    array[other] = rows
+                    array[other] = rows.to(array.dtype)
         return out if len(self.shape) == 2 else [x.view(self.shape) for x in out]
+
+
+def mend(
+    policy: Policy, wrong: Tensor, results: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor] | None:
+    """Put the plain formulas' results, ``[N, 1]``, into the rows of ``wrong``, ``[N]``.
+
+    Returns:
+        The numbers of those rows that are empty, and of the others; None if there are none.
+    """
+    any_legal = policy.legal if policy.old_legal is None else policy.legal | policy.old_legal
+    which = wrong.nonzero().squeeze(-1)
+    some = any_legal[which].any(-1)
+    empty, other = which[~some], which[some]
+    right = evaluate_plain(wide_rows(policy, other)) if len(other) else None
+    for k, result in enumerate(results):
+        if result is not None:
+            result[empty] = 0
+            if right is not None:
+                result[other] = cast("Tensor", right[k]).unsqueeze(-1).to(result.dtype)
+    return (empty, other) if len(which) else None
+
+
+def wide_rows(policy: Policy, which: Tensor) -> Policy:
+    """Rows of a flattened policy, in float64 where the device has it: they are few, and special."""
+    z, old, *rest = unflattened(policy.rows(which))
+    if z.device.type != "mps":
+        z, old = z.double(), None if old is None else old.double()
+    return Policy(z, old, *rest)  # pyright: ignore
 
 
 def _joined(parts: tuple[Tensor | None, ...]) -> Tensor | None:
     return None if parts[0] is None else torch.cat(cast("list[Tensor]", list(parts)))
 
 
-def _flat(policy: Policy) -> Policy:
+def flattened(policy: Policy) -> Policy:
     z, old, legal, old_legal, actions, with_entropy = policy
     if z.dim() == 2:
         if actions is None:
@@ -261,6 +280,6 @@ def _with_one_mask(policy: Policy) -> Policy:
     return policy._replace(old_logits=torch.where(differ, policy.logits, policy.old_logits))
 
 
-def _unflat(policy: Policy) -> Policy:
+def unflattened(policy: Policy) -> Policy:
     index = policy.actions
     return policy if index is None else policy._replace(actions=index.squeeze(-1))

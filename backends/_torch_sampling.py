@@ -81,8 +81,8 @@ def _sample_block(z: Tensor, legal: Tensor, uniform: Tensor, space: Space) -> tu
     log_prob = t.gather(-1, actions).add_(log_top)
     if bad is not None and certain is not None:
         actions[bad], log_prob[bad] = 0, 0
-        exact = plain.masked_log_softmax(z[certain], legal[certain])
-        log_prob[certain] = exact.gather(-1, actions[certain])
+        exact = plain.masked_log_softmax(z[certain].double(), legal[certain])
+        log_prob[certain] = exact.gather(-1, actions[certain]).to(z.dtype)
     return actions, log_prob
 
 

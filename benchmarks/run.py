@@ -46,6 +46,9 @@ TARGETS = {
     ("eager", "RLlib", (128, 64)): Target(1.7, 2.5),
     ("eager", "RLlib", (4096, 64)): Target(3.5, 6),
     ("eager", "RLlib", (4096, 1024)): Target(3.5, 6),
+    ("compiled", "sb3-contrib", (4096, 64)): Target(11, 20),
+    ("compiled", "sb3-contrib", (4096, 1024)): Target(12, 30),
+    ("compiled", "sb3-contrib", (512, 16384)): Target(12, 30),
     ("sample", "sb3-contrib", (32, 64)): Target(4, 5),
     ("sample", "sb3-contrib", (4096, 64)): Target(9, 11),
     ("sample", "sb3-contrib", (256, 16384)): Target(8, 11),
@@ -66,6 +69,7 @@ def torch_steps(batch: candidates.Batch) -> dict[str, Callable[..., candidates.Q
     sparse = batch.mask.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[:, :legal]
     steps = {
         "maskcore": candidates.ours,
+        "maskcore, compiled": candidates.ours_compiled,
         "sb3-contrib": candidates.sb3_contrib(validate=True),
         "sb3-contrib, no validation": candidates.sb3_contrib(validate=False),
         "RLlib": candidates.rllib,
@@ -128,7 +132,9 @@ def bench_steps(report: Report, budget: float) -> None:
             for name, quantities in torch_steps(batch).items()
         }
         timings = interleaved(steps, budget=budget)
+        compiled = timings.pop("maskcore, compiled")
         report.row("eager", shape, timings, peers)
+        report.row("compiled", shape, {"maskcore, compiled": compiled, **timings}, peers)
         copy = interleaved(
             {"step": steps["maskcore"], "copy": lambda z=batch.logits: z.detach().clone()},
             budget=budget / 4,
@@ -171,7 +177,7 @@ def bench_tf(report: Report, budget: float) -> None:
 
 def bench_memory(report: Report) -> None:
     shape = (512, 16384)
-    names = ["maskcore", "sb3-contrib", "RLlib", "TorchRL"]
+    names = ["maskcore", "maskcore, compiled", "sb3-contrib", "RLlib", "TorchRL"]
     report.say(f"\n## Peak memory of the step at {shape[0]} x {shape[1]}, in logits buffers\n")
     report.say("The returned gradient is 1 of them. Target: at most 2 (aim 1.3).\n")
     report.say("| " + " | ".join(names) + " |\n|" + "---|" * len(names))
@@ -209,9 +215,8 @@ def main() -> int:
     for name, part in parts.items():
         if arguments.only in (None, name):
             part()
-    report.missed.append("compiled Torch step: must be 11 to 12, and there is no compiled path yet")
     report.say("\n## Targets\n")
-    report.say("\n".join(f"- missed: {line}" for line in report.missed))
+    report.say("\n".join(f"- missed: {line}" for line in report.missed) or "Every *must* is met.")
     if not arguments.quick and arguments.only is None:
         PAGE.write_text("\n".join(report.lines) + "\n")
         print(f"\nwrote {PAGE.name}")

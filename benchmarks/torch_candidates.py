@@ -57,11 +57,15 @@ def step(batch: Batch, quantities: Callable[[Batch], Quantities]) -> Callable[[]
     return run
 
 
-def ours(batch: Batch) -> Quantities:
+def ours(batch: Batch, *, compiled: bool = False) -> Quantities:
     result = torch_backend.evaluate_actions(
-        batch.logits, batch.mask, batch.actions, old_logits=batch.old_logits
+        batch.logits, batch.mask, batch.actions, old_logits=batch.old_logits, compiled=compiled
     )
     return result.log_prob, result.entropy, result.kl_divergence
+
+
+def ours_compiled(batch: Batch) -> Quantities:
+    return ours(batch, compiled=True)
 
 
 def empty_step(batch: Batch) -> Quantities:

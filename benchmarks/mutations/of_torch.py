@@ -255,6 +255,31 @@ OF_TORCH = (
         "        flat = _with_one_mask(whole)\n",
         "        flat = whole\n",
     ),
+    _m("loops", "flags are dropped", "kl, numbers, bad.to(z.dtype)", "kl, numbers, 0 * rest"),
+    _m(
+        "loops",
+        "illegal entries count",
+        "e = torch.where(legal, torch.exp(t), 0.0)",
+        "e = torch.exp(t)",
+    ),
+    _m(
+        "loops",
+        "what the differences lose is left out",
+        "return (d - c) + (lost - lost_of_c)",
+        "return d - c",
+    ),
+    _m(
+        "compiled",
+        "rows with two masks are taken as right",
+        "differ if wrong is None else differ | (wrong > 0)",
+        "wrong",
+    ),
+    _m(
+        "compiled",
+        "flagged rows keep the gradient of the loops",
+        "                out[other] = right.to(out.dtype)\n",
+        "",
+    ),
     _m(
         "plain",
         "what rounding of u lost is left out",
@@ -295,14 +320,14 @@ OF_TORCH = (
     _m(
         "autograd",
         "wrong rows keep what the fused formulas gave",
-        '    result[other] = cast("Tensor", right[k]).unsqueeze(-1)\n',
+        '    result[other] = cast("Tensor", right[k]).unsqueeze(-1).to(result.dtype)\n',
         "    pass\n",
     ),
     _m(
         "autograd",
         "empty rows keep what the fused formulas gave",
-        "                result[empty] = 0\n",
-        "                pass\n",
+        "            result[empty] = 0\n",
+        "            pass\n",
     ),
     _m(
         "autograd",

@@ -1,0 +1,189 @@
+"""``evaluate_actions(..., compiled=True)``: the contract on every kind of row, and the fallback."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from backends import _torch_compiled as compiled
+from backends import torch_backend as backend
+from maskcore import spec
+from maskcore.conformance import exact
+from maskcore.masks import MaskError
+
+# torch.compile imports what torch itself scripts.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script.* is deprecated")
+
+WIDTH = 64
+ROWS = compiled.FROM // WIDTH
+Rows = dict[str, Tensor]
+
+
+def ordinary(rows: int = ROWS, *, spread: float = 0.05, seed: int = 0) -> Rows:
+    g = torch.Generator().manual_seed(seed)
+    old = 3 * torch.randn(rows, WIDTH, generator=g)
+    mask = torch.rand(rows, WIDTH, generator=g) < 0.5
+    mask[:, :2] = True
+    return {
+        "logits": old + spread * torch.randn(rows, WIDTH, generator=g),
+        "mask": mask,
+        "actions": torch.randint(2, (rows,), generator=g),
+        "old_logits": old,
+    }
+
+
+def extreme() -> Rows:
+    """Rows of every kind, each next to ordinary ones."""
+    rows = ordinary()
+    z, mask, old = rows["logits"], rows["mask"], rows["old_logits"]
+    z[~mask], old[~mask] = torch.nan, torch.inf  # never read
+    mask[0] = False  # empty
+    mask[1], mask[1, rows["actions"][1]] = False, True  # forced
+    z[2, 0] = torch.nan
+    z[3, 1] = torch.inf
+    z[4, 0] = -torch.inf  # KL = +inf
+    old[5, 0] = -torch.inf
+    z[6, mask[6]] = -torch.inf
+    mask[7, rows["actions"][7]] = False  # the action is illegal
+    z[8, :2], old[8, :2] = torch.tensor([40.0, -40.0]), torch.tensor([39.0, -41.0])
+    z[9] = old[9] + 1000.0  # one policy, and a constant
+    z[10] = old[10]
+    z[11, 0], old[11, 1] = 60.0, 60.0  # far apart
+    z[12], old[12] = z[12] + 1e4, old[12] - 1e4
+    z[13, 0] = old[13, 0] + 4.0
+    return rows
+
+
+def evaluate(rows: Rows, **more: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The three values and the gradient of a weighted sum of them."""
+    z = rows["logits"].clone().requires_grad_()
+    result = backend.evaluate_actions(z, **{k: v for k, v in rows.items() if k != "logits"}, **more)
+    assert result.kl_divergence is not None
+    loss = [(result.log_prob, 1.0), (result.entropy, -0.01), (result.kl_divergence, 0.2)]
+    grad = torch.autograd.grad(
+        [x for x, _ in loss], z, [torch.full_like(x, weight) for x, weight in loss]
+    )[0]
+    return result.log_prob, result.entropy, result.kl_divergence, grad
+
+
+def expected(rows: Rows, old_mask: Tensor | None = None) -> tuple[np.ndarray, ...]:
+    z, mask, actions, old = (
+        x.double().numpy() if x.is_floating_point() else x.numpy() for x in rows.values()
+    )
+    before = mask if old_mask is None else old_mask.numpy()
+    kl = spec.kl_divergence(old, z, p_mask=before, q_mask=mask)
+    ordinary = mask.any(-1) & (mask == before).all(-1)
+    for i in np.flatnonzero((kl < 1e-6) & ordinary):  # of the sum float64 has no digits left
+        kl[i] = exact.kl_divergence(old[i, mask[i]], z[i, mask[i]])
+    entropy = spec.entropy(z, mask)
+    for i in np.flatnonzero((entropy > 0) & (entropy < 1e-6)):
+        entropy[i] = exact.entropy(z[i, mask[i]])
+    gradient = spec.log_prob_grad(z, mask, actions) - 0.01 * spec.entropy_grad(z, mask)
+    to_new = spec.kl_divergence_grad(old, z, p_mask=before, q_mask=mask)[1]
+    values = spec.log_prob(z, mask, actions), entropy, kl
+    return *values, gradient + 0.2 * to_new
+
+
+def close(got: Tensor, want: np.ndarray, *, relative: float, absolute: float) -> None:
+    np.testing.assert_allclose(got.detach().numpy(), want, rtol=relative, atol=absolute)
+
+
+def holds(rows: Rows, old_mask: Tensor | None = None) -> None:
+    eps = float(np.finfo(np.float32).eps)
+    got = evaluate(rows, old_mask=old_mask, compiled=True)
+    want = expected(rows, old_mask)
+    close(got[0], want[0], relative=4 * eps, absolute=4 * eps)
+    close(got[1], want[1], relative=16 * eps, absolute=0)
+    close(got[2], want[2], relative=1e-5, absolute=0)
+    largest = np.nan_to_num(np.abs(want[3])).max(-1, keepdims=True)
+    off = np.abs(got[3].numpy() - want[3]) > 8 * eps * largest
+    assert not off.any(), np.nonzero(off)
+    assert (np.isnan(got[3].numpy()) == np.isnan(want[3])).all()
+    assert (got[3][~rows["mask"]] == 0).all()
+
+
+@pytest.fixture
+def loops(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Which compiled functions were called and did give something."""
+    called: list[int] = []
+    call: Callable[..., Any] = compiled._call  # pyright: ignore
+
+    def counted(which: int, *arguments: Tensor) -> Any:
+        found = call(which, *arguments)
+        if found is not None:
+            called.append(which)
+        return found
+
+    monkeypatch.setattr(compiled, "_call", counted)
+    return called
+
+
+@pytest.mark.parametrize("spread", [1e-6, 1e-3, 0.05, 1.0, 5.0])
+def test_ordinary_rows(spread: float, loops: list[int]) -> None:
+    holds(ordinary(spread=spread))
+    assert loops == [0, 1]
+
+
+def test_rows_of_every_other_kind(loops: list[int]) -> None:
+    holds(extreme())
+    assert loops == [0, 1]
+
+
+def test_masks_that_differ(loops: list[int]) -> None:
+    rows = ordinary()
+    old_mask = rows["mask"].clone()
+    old_mask[0, 5] = ~old_mask[0, 5]
+    old_mask[1] = False
+    rows["old_logits"][~old_mask] = torch.nan
+    holds(rows, old_mask)
+    assert loops == [0, 1]
+
+
+def test_another_batch_size_is_no_other_compilation(loops: list[int]) -> None:
+    evaluate(ordinary(), compiled=True)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        evaluate(ordinary(ROWS + 37), compiled=True)
+    assert loops == [0, 1, 0, 1]
+
+
+def test_second_derivatives() -> None:
+    rows = ordinary()
+    z = rows.pop("logits").requires_grad_()
+    grads: list[Tensor] = []
+    for more in (True, False):
+        result = backend.evaluate_actions(z, **rows, compiled=more)
+        first = torch.autograd.grad(result.entropy.sum(), z, create_graph=True)[0]
+        grads.append(torch.autograd.grad(first.square().sum(), z)[0])
+    torch.testing.assert_close(*grads)
+    assert grads[0].abs().max() > 0
+
+
+def test_actions_out_of_range() -> None:
+    for action in (-1, WIDTH):
+        rows = ordinary()
+        rows["actions"][3] = action
+        with pytest.raises(MaskError, match="actions"):
+            evaluate(rows, compiled=True)
+
+
+def test_one_warning_where_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(*_: Tensor) -> Any:
+        raise RuntimeError("No working C++ compiler found")
+
+    monkeypatch.setattr(compiled, "_failed", [])
+    monkeypatch.setattr(compiled, "_functions", lambda: (no_compiler, no_compiler))
+    with pytest.warns(RuntimeWarning, match=r"No working C\+\+ compiler.*Install") as caught:
+        got = evaluate(ordinary(), compiled=True)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = evaluate(ordinary(), compiled=True)
+    for a, b, c in zip(got, again, evaluate(ordinary()), strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
