@@ -35,7 +35,7 @@ def _main(name: str, rows: int, actions: int) -> None:
     from benchmarks.run import torch_steps
 
     torch.set_num_threads(1)
-    small = candidates.Batch.random(rows, 8)
+    small = candidates.Batch.random(rows, 64)  # enough for the compiled path
     candidates.step(small, torch_steps(small)[name])()
     batch = candidates.Batch.random(rows, actions)
     run = candidates.step(batch, torch_steps(batch)[name])
