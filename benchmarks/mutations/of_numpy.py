@@ -148,6 +148,7 @@ OF_NUMPY = (
         "KL is not clipped at 0",
         "excess = np.maximum(terms.sum(-1) - _excess_of_mean(r, double=double), 0)",
         "excess = terms.sum(-1) - _excess_of_mean(r, double=double)",
+        "a convex function's mean is not below its value at the mean; a lock against rounding",
     ),
     _m(
         "divergence",

@@ -142,6 +142,30 @@ OF_TF = (
         "shifted - p.shifted, zero)",
     ),
     _m(
+        "_tf_fused",
+        "ties are taken for near certainty",
+        "sure = tf.logical_and(largest > 0.5, m.largest > 0.5)",
+        "sure = m.largest > 0.5",
+    ),
+    _m(
+        "_tf_fused",
+        "a mean far from 0 is taken as ordinary",
+        "OFF_CENTRE = 1 / 16",
+        "OFF_CENTRE = 1e9",
+    ),
+    _m(
+        "_tf_fused",
+        "no digits of q - p where both are nearly 1",
+        "growth = tf.where(large, _direct(old, new, m, p, q, largest), growth)",
+        "growth = tf.where(large, q - p, growth)",
+    ),
+    _m(
+        "_tf_inputs",
+        "what is drawn in the same graph carries a gradient",
+        "return tensor if can_look(tensor) else tf.stop_gradient(tensor)",
+        "return tensor",
+    ),
+    _m(
         "_series",
         "the series' threshold",
         "SERIES_BELOW = 1.0",
