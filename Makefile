@@ -8,7 +8,7 @@ PEERS := $(VENV)/.peers
 RUN := OMP_NUM_THREADS=1 TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check bench bench-train accuracy peers mutants acceptance clean
+.PHONY: help venv demo test check bench bench-train accuracy peers mutants acceptance properties clean
 
 help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -53,9 +53,11 @@ peers: $(PEERS) ## The conformance kit on other libraries; writes docs/peers.md.
 mutants: $(STAMP) ## Break the backends one line at a time and see which test notices.
 	$(RUN) -m benchmarks.mutants
 
-acceptance: $(STAMP) ## What is too slow for CI: every model on every framework, 20,000 examples.
-	MASKCORE_PROFILE=acceptance $(RUN) -m pytest tests/test_contract.py
+acceptance: $(STAMP) ## Train every network on every framework and draw 10^8 actions; writes docs/support.md.
 	$(RUN) -m benchmarks.acceptance
+
+properties: $(STAMP) ## The contract with 20,000 Hypothesis examples a property: hours.
+	MASKCORE_PROFILE=acceptance $(RUN) -m pytest -n 2 tests/test_contract.py
 
 clean: ## Remove .venv and everything generated.
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis demo.png
