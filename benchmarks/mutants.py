@@ -22,7 +22,7 @@ from benchmarks.mutations import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("maskcore", "backends", "tests", "benchmarks", "pyproject.toml")
-TESTS = ("tests/test_contract.py", "tests/test_faults_numbers.py", "tests/test_accuracy.py")
+TESTS = ("tests/test_accuracy.py", "tests/test_contract.py", "tests/test_faults_numbers.py")
 SECONDS = 420
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from maskcore.conformance.case import Case
 
-__all__ = ["EXTREMES", "FLAVOURS", "JUNK", "KINDS", "broadcast_cases", "cases"]
+__all__ = ["EXTREMES", "FLAVOURS", "JUNK", "KINDS", "SHIFTS", "broadcast_cases", "cases"]
 
 Array = NDArray[Any]
 Kind = Literal["ordinary", "forced", "empty"]
@@ -27,6 +27,8 @@ Relation = Literal["equal", "near", "independent"]
 KINDS: tuple[Kind, ...] = ("ordinary", "forced", "empty")
 
 EXTREMES = (0.0, 1.0, 1e8, -1e8, 1e30, -1e30, 1e-30, -1e-30, 1e-6, 88.0, -88.0, 104.0, -104.0, 1e4)
+
+SHIFTS = (0.0, 0.0, 0.0, 0.0, 0.0, 0.65458, -31.2384, 4504.1206)
 
 JUNK = (np.nan, np.inf, -np.inf, 3e38, -3e38, 1e6)
 
@@ -46,7 +48,6 @@ _EXTREME, _EQUAL, _MINUS_INF, _DETERMINISTIC = range(len(_SCALED), len(FLAVOURS)
 
 _COTANGENTS = np.array([1.0, -1.0, 2.0, 0.5, 0.0, -3.0])
 _NEARNESS = 10.0 ** -np.arange(1, 8)
-_SHIFTS = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.65458, -31.2384, 4504.1206])
 _JUNK = np.array(JUNK)
 _EXTREMES = np.array(EXTREMES)
 
@@ -103,7 +104,7 @@ def cases(
     q_mask[same] = mask[same]
     _give_mass(p, mask)
     near = p + _plain(body[..., 2:4]) * _NEARNESS[header[:, 4] % len(_NEARNESS), None]
-    near += _SHIFTS[header[:, 4] // 16 % len(_SHIFTS), None]
+    near += np.array(SHIFTS)[header[:, 4] // 16 % len(SHIFTS), None]
     q = np.where((relation == 0)[:, None], p, np.where((relation == 1)[:, None], near, q))
     _give_mass(q, q_mask)
     if loud:
