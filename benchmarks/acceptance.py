@@ -161,9 +161,10 @@ def main() -> int:
     print("\n" + "\n".join(table(cells)[len(cells) + len(HEAD) + 1 :]), flush=True)
     counts: list[draws.Count] = []
     if len(cells) == whole and not arguments.no_draws:
-        counts = draws.run()
+        for sampler in draws.SAMPLERS:  # the page after each: what is measured is not lost
+            counts += draws.run(samplers=[sampler])
+            PAGE.write_text(page(cells, counts))
         print("\n" + "\n".join(draws.table(counts)), flush=True)
-        PAGE.write_text(page(cells, counts))
         print(f"\nwrote docs/{PAGE.name}")
     return 1 if any(cell.faults for cell in cells) or any(c.illegal for c in counts) else 0
 
