@@ -1,9 +1,10 @@
 """log_prob, entropy and KL as one autograd function with closed-form gradients, for eager code.
 
-Rows are evaluated in blocks that stay in cache (``_torch_fused``). Up to ``KEEP`` entries the
-arrays that the gradient needs are kept; above, they are computed again in the backward pass, block
-by block, so that the memory needed beside the returned gradient does not grow with the batch. Rows
-that the fused formulas do not cover, and second derivatives, take the plain formulas.
+Small batches are evaluated in float64 (``_torch_small``), the rows of others in blocks that stay in
+cache (``_torch_fused``). Up to ``KEEP`` entries the arrays that the gradient needs are kept; above,
+they are computed again in the backward pass, block by block, so that the memory needed beside the
+returned gradient does not grow with the batch. Rows that these formulas do not cover, and second
+derivatives, take the plain formulas.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from backends import _torch_fused as fused
 from backends import _torch_gradients as gradients
 from backends import _torch_plain as plain
+from backends import _torch_small as small
 from backends._torch_block import SMALL, Lease, Space, blocks, spaces
 from backends._torch_fused import Block, Policy
 
@@ -38,7 +40,7 @@ def evaluate(policy: Policy) -> Results:
         policy.logits.requires_grad or (old is not None and old.requires_grad)
     ):
         return Results(*cast("tuple[Any, Any, Any]", Evaluate.apply(*policy)))
-    return Results(*Run(policy, keep=False).results)
+    return Results(*_run(policy, keep=False).results)
 
 
 def evaluate_plain(policy: Policy) -> Results:
@@ -99,7 +101,7 @@ class Evaluate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:  # pyright: ignore
-        run = ctx.run = Run(Policy(*arguments), keep=True)
+        run = ctx.run = _run(Policy(*arguments), keep=True)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*arguments[:5])
         results, run.results = run.results, ()  # which would refer back to ctx
@@ -107,7 +109,7 @@ class Evaluate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor | None) -> Any:  # pyright: ignore
-        run: Run = ctx.run
+        run: Run | SmallRun = ctx.run
         need_old = ctx.needs_input_grad[1]
         if torch.is_grad_enabled():
             policy = Policy(*ctx.saved_tensors, run.with_entropy)  # pyright: ignore
@@ -188,10 +190,7 @@ class Run:
 
     def gradient(self, ctx: Any, incoming: Results, *, need_old: bool) -> list[Tensor]:
         """Gradients to the new and the old logits."""
-        if len(self.shape) == 2:
-            grads = Results(*(None if g is None else g.unsqueeze(-1) for g in incoming))
-        else:
-            grads = Results(*(None if g is None else g.reshape(-1, 1) for g in incoming))
+        grads = _columns(incoming, self.shape)
         block = self.blocks[0][1]
         width = self.shape[-1]
         count = self.shape.numel() // max(1, width)
@@ -213,15 +212,49 @@ class Run:
             if old:
                 fused.old_gradient(block, g_kl, cast("Tensor", old[0]))
         if self.wrong is not None and policy is not None:
-            empty, other = self.wrong
-            for array in out:
-                array[empty] = 0
-            if len(other):
-                here = Results(*(None if g is None else g[other].squeeze(-1) for g in grads))
-                right = closed_gradient(wide_rows(policy, other), here)
-                for array, rows in zip(out, right, strict=False):
-                    array[other] = rows.to(array.dtype)
+            mend_gradient(policy, self.wrong, grads, out)
         return out if len(self.shape) == 2 else [x.view(self.shape) for x in out]
+
+
+class SmallRun:
+    """The same for a batch that ``_torch_small`` evaluates."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.with_entropy = policy.with_entropy
+        self.shape = policy.logits.shape
+        flat = flattened(policy)
+        self.index = flat.actions
+        self.small = small.evaluate(flat)
+        results = self.small[:3]
+        self.wrong = None
+        if self.small.bad is not None:
+            self.wrong = mend(flat, self.small.bad.squeeze(-1), results)
+        shape = self.shape[:-1]
+        self.results: tuple[Tensor | None, ...] = tuple(
+            None if x is None else x.view(shape) for x in results
+        )
+
+    def gradient(self, ctx: Any, incoming: Results, *, need_old: bool) -> list[Tensor]:
+        """Gradients to the new and the old logits."""
+        grads = _columns(incoming, self.shape)
+        out = [small.gradient(self.small, self.index, *grads)]
+        if need_old:
+            out.append(small.old_gradient(self.small, grads.kl))
+        if self.wrong is not None:
+            policy = flattened(Policy(*ctx.saved_tensors, self.with_entropy))  # pyright: ignore
+            mend_gradient(policy, self.wrong, grads, out)
+        return out if len(self.shape) == 2 else [x.view(self.shape) for x in out]
+
+
+def _run(policy: Policy, *, keep: bool) -> Run | SmallRun:
+    return SmallRun(policy) if small.suits(policy) else Run(policy, keep=keep)
+
+
+def _columns(incoming: Results, shape: torch.Size) -> Results:
+    """Incoming gradients as ``[N, 1]``."""
+    if len(shape) == 2:
+        return Results(*(None if g is None else g.unsqueeze(-1) for g in incoming))
+    return Results(*(None if g is None else g.reshape(-1, 1) for g in incoming))
 
 
 def mend(
@@ -243,6 +276,19 @@ def mend(
             if right is not None:
                 result[other] = cast("Tensor", right[k]).unsqueeze(-1).to(result.dtype)
     return (empty, other) if len(which) else None
+
+
+def mend_gradient(
+    policy: Policy, wrong: tuple[Tensor, Tensor], incoming: Results, out: list[Tensor]
+) -> None:
+    """Put the plain formulas' gradients ``[N, A]`` into the rows that ``mend`` mended."""
+    empty, other = wrong
+    for array in out:
+        array[empty] = 0
+    if len(other):
+        here = Results(*(None if g is None else g[other].squeeze(-1) for g in incoming))
+        for array, rows in zip(out, closed_gradient(wide_rows(policy, other), here), strict=False):
+            array[other] = rows.to(array.dtype)
 
 
 def wide_rows(policy: Policy, which: Tensor) -> Policy:

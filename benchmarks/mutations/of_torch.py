@@ -335,6 +335,91 @@ OF_TORCH = (
         "plain.kl_divergence(old, z, legal if old_legal is None else old_legal, legal)",
         "plain.kl_divergence(old, z, legal, legal)",
     ),
+    # small batches
+    _m(
+        "small",
+        "illegal entries count",
+        "x = torch.where(legal, both.double(), constant(FILL, torch.float64))",
+        "x = both.double()",
+    ),
+    _m(
+        "small",
+        "the largest counts twice",
+        "    p = torch.threshold_(t.exp(), LEAST, 0.0).scatter_(-1, k, 0.0)\n",
+        "    p = torch.threshold_(t.exp(), LEAST, 0.0)\n",
+    ),
+    _m(
+        "small",
+        "nothing counts a little",
+        "    p = torch.threshold_(t.exp(), LEAST, 0.0).scatter_(-1, k, 0.0)\n",
+        "    p = t.exp().scatter_(-1, k, 0.0)\n",
+    ),
+    _m(
+        "small",
+        "entropy with a sign wrong",
+        "entropy = log_total - mean",
+        "entropy = log_total + mean",
+    ),
+    _m(
+        "small",
+        "the mean difference stays in",
+        "        s.sub_((p_old * s).sum(-1, keepdim=True))\n",
+        "",
+    ),
+    _m(
+        "small",
+        "the offset stays in",
+        "        s.sub_(shift)\n",
+        "",
+    ),
+    _m(
+        "small",
+        "KL may be negative",
+        ".sum(-1, keepdim=True).clamp_min_(0.0).log1p_()",
+        ".sum(-1, keepdim=True).log1p_()",
+    ),
+    _m(
+        "small",
+        "rows without a result are not named",
+        "good = check.amin().item() > FILL / 2",
+        "good = True",
+    ),
+    _m(
+        "small",
+        "policies too far apart are not named",
+        "s.amax().item() < REACH and ",
+        "",
+    ),
+    _m(
+        "small",
+        "a KL below the rounding of the offset is not named",
+        " and apart.amin().item() >= 0\n",
+        "\n",
+    ),
+    _m(
+        "small",
+        "the largest entry keeps its own rounding",
+        "    return _balanced(out, k)\n",
+        "    return out.float()\n",
+    ),
+    _m(
+        "small",
+        "the gradient is not centred",
+        "torch.addcmul(small.w, small.p_old, total, value=-1)",
+        "small.w.clone()",
+    ),
+    _m(
+        "small",
+        "the old gradient has the wrong sign",
+        "(small.p_old * small.s).mul_(-g_kl)",
+        "(small.p_old * small.s).mul_(g_kl)",
+    ),
+    _m(
+        "small",
+        "batches of any size are small",
+        "        and z.numel() <= LIMIT\n",
+        "",
+    ),
     # drawing
     _m(
         "sampling",

@@ -1,0 +1,162 @@
+"""The eager evaluation of a small float32 batch, in float64: few calls instead of few passes.
+
+Where calls cost more than arithmetic, the digits that float32 has to be asked for come for free.
+With k the largest legal entry of a row::
+
+    t = x - x_k      e = exp(t), 0 at k      rest = sum e      p = e / (1 + rest), and 1 of it at k
+    log p = t - log1p(rest)                  H = log1p(rest) - sum p t
+
+and for the old policy p, its k, and the new logits x, old ones x'::
+
+    D = (x - x') - (x_k - x'_k)              s = D - sum p D   KL = log1p(sum p (expm1(s) - s))
+
+D is 0 at k, whatever offset the logits have. Each gradient sums to 0 over a row, which gives its
+entry k, where p may be near 1, from the others. Rows of which this does not hold (empty,
+NaN, -inf where it is seen, an illegal action, policies too far apart for exp, or much nearer than
+their offset) are named, and take the plain formulas.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from backends._torch_block import constant
+from backends._torch_fused import Policy
+
+LIMIT = 2**12  # entries up to which this is faster than blocks of float32
+FILL = -1e300  # below all float32
+NOTHING = -700.0  # log p that counts as 0: the last for which exp is fast
+LEAST = 1e-303  # p above which it does not: a little more than exp(NOTHING)
+REACH = 300.0  # s up to which exp(NOTHING + s) still counts as 0
+HIDDEN = 1e-14  # KL, in parts of the squared offset and of 1 - p_k, that rounding may reach
+
+
+def suits(policy: Policy) -> bool:
+    """Whether a policy of one mask is evaluated here."""
+    z = policy.logits
+    return (
+        z.dtype == torch.float32
+        and z.numel() <= LIMIT
+        and policy.old_legal is None
+        and z.device.type == "cpu"
+    )
+
+
+class Small(NamedTuple):
+    """Results ``[N, 1]`` in float32, the rest in float64 for the gradient."""
+
+    log_prob: Tensor | None
+    entropy: Tensor | None
+    kl: Tensor | None
+    bad: Tensor | None  # [N, 1] rows whose results are not to be used; None where there are none
+    k: Tensor  # [1 or 2, N, 1] the largest legal entry
+    p: Tensor  # [N, A], 0 at k
+    t: Tensor  # [N, A]
+    mean: Tensor | None  # [N, 1] sum p t
+    p_old: Tensor | None  # [N, A]
+    s: Tensor | None  # [N, A]
+    w: Tensor | None  # [N, A] p_old expm1(s)
+
+
+def evaluate(policy: Policy) -> Small:
+    """Evaluate rows ``[N, A]``, actions ``[N, 1]``.
+
+    Raises:
+        RuntimeError: From ``gather``, where an action is outside ``[0, A)``.
+    """
+    z, old, legal, _, actions, with_entropy = policy
+    both = z.unsqueeze(0) if old is None else torch.stack((z, old))
+    x = torch.where(legal, both.double(), constant(FILL, torch.float64))
+    top, k = x.max(-1, keepdim=True)  # pyright: ignore
+    t = (x - top).clamp_min_(NOTHING)
+    p = torch.threshold_(t.exp(), LEAST, 0.0).scatter_(-1, k, 0.0)
+    rest = p.sum(-1, keepdim=True)
+    total = rest + 1.0
+    p.div_(total)
+    t, check, log_total = t[0], top[0], rest[0].log1p_()
+    log_prob = mean = entropy = None
+    if actions is not None:
+        log_prob = (x[0].gather(-1, actions) - check).sub_(log_total)
+        check = check + log_prob
+    if with_entropy:
+        mean = (p[0] * t).sum(-1, keepdim=True)
+        entropy = log_total - mean
+        check = check + mean
+    good = check.amin().item() > FILL / 2
+    kl = p_old = s = w = apart = None
+    if old is not None:
+        p_old, k_old, s = p[1], k[1], x[0] - x[1]
+        p_old.scatter_(-1, k_old, total[1].reciprocal_())
+        shift = s.gather(-1, k_old)
+        s.sub_(shift)
+        s.sub_((p_old * s).sum(-1, keepdim=True))
+        w = s.expm1()
+        kl = (w - s).mul_(p_old).sum(-1, keepdim=True).clamp_min_(0.0).log1p_()
+        w.mul_(p_old)
+        apart = torch.addcmul(kl, shift.square_(), log_total, value=-HIDDEN)
+        good = good and s.amax().item() < REACH and apart.amin().item() >= 0
+    bad = None
+    if not good:
+        bad = ~(check > FILL / 2)
+        if s is not None and apart is not None:
+            bad |= ~((s.amax(-1, keepdim=True) < REACH) & (apart >= 0) & apart.isfinite())
+    return Small(
+        None if log_prob is None else log_prob.float(),
+        None if entropy is None else entropy.float(),
+        None if kl is None else kl.float(),
+        bad,
+        k,
+        p[0],
+        t,
+        mean,
+        p_old,
+        s,
+        w,
+    )
+
+
+def gradient(
+    small: Small,
+    index: Tensor | None,
+    g_log_prob: Tensor | None,
+    g_entropy: Tensor | None,
+    g_kl: Tensor | None,
+) -> Tensor:
+    """The gradient to the new logits ``[N, A]``, for incoming gradients ``[N, 1]``."""
+    p, k = small.p, small.k[0]
+    g_log_prob, g_entropy, g_kl = (
+        None if g is None else g.double() for g in (g_log_prob, g_entropy, g_kl)
+    )
+    out = None
+    if g_entropy is not None and small.mean is not None:
+        factor = (small.mean - small.t).mul_(g_entropy)
+        out = (factor if g_log_prob is None else factor.sub_(g_log_prob)).mul_(p)
+    elif g_log_prob is not None:
+        out = p * -g_log_prob
+    if g_kl is not None and small.w is not None and small.p_old is not None:
+        # p_old expm1(s - KL) = (w - p_old W) / (1 + W), W = sum w
+        total = small.w.sum(-1, keepdim=True)
+        scale = g_kl / (total + 1.0)
+        direction = torch.addcmul(small.w, small.p_old, total, value=-1).mul_(scale)
+        out = direction if out is None else out.add_(direction)
+    if out is None:
+        return torch.zeros_like(p, dtype=torch.float32)
+    if index is not None and g_log_prob is not None:
+        out.scatter_add_(-1, index, g_log_prob)
+    return _balanced(out, k)
+
+
+def old_gradient(small: Small, g_kl: Tensor | None) -> Tensor:
+    """The gradient to the old logits: ``p (log p - log q - KL) = -p s``."""
+    if g_kl is None or small.p_old is None or small.s is None:
+        return torch.zeros_like(small.p, dtype=torch.float32)
+    return _balanced((small.p_old * small.s).mul_(-g_kl), small.k[1])
+
+
+def _balanced(out: Tensor, k: Tensor) -> Tensor:
+    """Make entry k minus the sum of the others."""
+    out.scatter_(-1, k, 0.0)
+    return out.scatter_(-1, k, out.sum(-1, keepdim=True).neg_()).float()
