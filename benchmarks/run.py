@@ -18,7 +18,9 @@ from pathlib import Path
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import tensorflow as tf  # before RLlib, which turns eager execution off where it is the first
 import torch
+import torchrl  # noqa: F401  (turns the validation of torch.distributions off: main turns it on)
 
 from benchmarks import torch_candidates as candidates
 from benchmarks.memory import peak_buffers
@@ -157,8 +159,6 @@ def bench_draws(report: Report, budget: float) -> None:
 
 
 def bench_tf(report: Report, budget: float) -> None:
-    import tensorflow as tf
-
     from benchmarks import tf_candidates
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -199,7 +199,7 @@ def main() -> int:
     arguments = parser.parse_args()
     budget = 0.3 if arguments.quick else 2.0
     torch.set_num_threads(1)
-    torch.distributions.Distribution.set_default_validate_args(True)  # torchrl turns it off
+    torch.distributions.Distribution.set_default_validate_args(True)  # Torch's default
     report = Report()
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     report.say("# Benchmarks\n")
