@@ -20,7 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf  # before RLlib, which turns eager execution off where it is the first
 import torch
-import torchrl  # noqa: F401  (turns the validation of torch.distributions off: main turns it on)
+import torchrl.modules  # noqa: F401  (turns the validation of torch.distributions off; see main)
 
 from benchmarks import torch_candidates as candidates
 from benchmarks.memory import peak_buffers
