@@ -59,6 +59,7 @@ class Small(NamedTuple):
     p_old: Tensor | None  # [N, A]
     s: Tensor | None  # [N, A]
     w: Tensor | None  # [N, A] p_old expm1(s)
+    growth: Tensor | None  # [N, 1] expm1(KL), which is also the sum of w
 
 
 def evaluate(policy: Policy) -> Small:
@@ -76,26 +77,27 @@ def evaluate(policy: Policy) -> Small:
     rest = p.sum(-1, keepdim=True)
     total = rest + 1.0
     p.div_(total)
-    t, check, log_total = t[0], top[0], rest[0].log1p_()
+    new, t, check, log_total = x[0], t[0], top[0], rest[0].log1p_()
     log_prob = mean = entropy = None
     if actions is not None:
-        log_prob = (x[0].gather(-1, actions) - check).sub_(log_total)
+        log_prob = (new.gather(-1, actions) - check).sub_(log_total)
         check = check + log_prob
     if with_entropy:
         mean = (p[0] * t).sum(-1, keepdim=True)
         entropy = log_total - mean
         check = check + mean
     good = check.amin().item() > FILL / 2
-    kl = p_old = s = w = apart = None
+    kl = p_old = s = w = growth = apart = None
     if old is not None:
-        p_old, k_old, s = p[1], k[1], x[0] - x[1]
+        p_old, k_old, s = p[1], k[1], new - x[1]
         p_old.scatter_(-1, k_old, total[1].reciprocal_())
         shift = s.gather(-1, k_old)
         s.sub_(shift)
         s.sub_((p_old * s).sum(-1, keepdim=True))
         w = s.expm1()
-        kl = (w - s).mul_(p_old).sum(-1, keepdim=True).clamp_min_(0.0).log1p_()
+        growth = (w - s).mul_(p_old).sum(-1, keepdim=True).clamp_min_(0.0)
         w.mul_(p_old)
+        kl = growth.log1p()
         apart = torch.addcmul(kl, shift.square_(), log_total, value=-HIDDEN)
         good = good and s.amax().item() < REACH and apart.amin().item() >= 0
     bad = None
@@ -115,6 +117,7 @@ def evaluate(policy: Policy) -> Small:
         p_old,
         s,
         w,
+        growth,
     )
 
 
@@ -136,12 +139,12 @@ def gradient(
         out = (factor if g_log_prob is None else factor.sub_(g_log_prob)).mul_(p)
     elif g_log_prob is not None:
         out = p * -g_log_prob
-    if g_kl is not None and small.w is not None and small.p_old is not None:
-        # p_old expm1(s - KL) = (w - p_old W) / (1 + W), W = sum w
-        total = small.w.sum(-1, keepdim=True)
-        scale = g_kl / (total + 1.0)
-        direction = torch.addcmul(small.w, small.p_old, total, value=-1).mul_(scale)
-        out = direction if out is None else out.add_(direction)
+    w, p_old, growth = small.w, small.p_old, small.growth
+    if g_kl is not None and w is not None and p_old is not None and growth is not None:
+        # p_old expm1(s - KL) = (w - p_old growth) / (1 + growth)
+        scale = g_kl / (growth + 1.0)
+        direction = torch.addcmul(w, p_old, growth, value=-1)
+        out = direction.mul_(scale) if out is None else out.addcmul_(direction, scale)
     if out is None:
         return torch.zeros_like(p, dtype=torch.float32)
     if index is not None and g_log_prob is not None:
