@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch import Tensor
 BLOCK = 2**17  # entries of a block: 5 MB of buffers in float32
 SMALL = 4096  # entries up to which `where` and fresh arrays beat bits and buffers
 SCRATCH = 3  # buffers of a block beside those that outlast it
+SHORT = 16  # entries below which a row is no vector: softmax would take it entry by entry
 WIDE = 512  # entries of a row whose softmax may sum to 1 by several epsilon less or more
 CERTAIN = 2e-7  # 1 - p_max below which the others are over 15 down, where exp shows rounding of t
 LOWEST = -1e30  # in place of log 0 where it meets the probability 0; never in a result
@@ -149,14 +150,12 @@ def masked(
     return space.x, select, fill
 
 
-def with_penalty(z: Tensor, legal: Tensor, space: Space) -> Tensor:
-    """Logits plus 0 or -inf, in a large block: NaN where NaN or +inf is under the mask."""
+def with_penalty(z: Tensor, legal: Tensor, out: Tensor) -> Tensor:
+    """Logits plus 0 or -inf in the buffer: NaN where NaN or +inf is under the mask."""
     integer, infinite = _BITS[z.dtype]
-    select, fill, out = cast("tuple[Tensor, Tensor, Tensor]", (space.select, space.square, space.x))
-    allowed, penalty = select.view(integer), fill.view(integer)
-    allowed.copy_(legal)
-    torch.add(constant(-infinite, integer), allowed, alpha=infinite, out=penalty)
-    return torch.add(z, fill, out=out[0])
+    bits = out.view(integer).copy_(legal)
+    torch.add(constant(-infinite, integer), bits, alpha=infinite, out=bits)
+    return torch.add(z, out, out=out)
 
 
 def selected(x: Tensor, select: Tensor) -> Tensor:
@@ -177,15 +176,20 @@ class Softmax(NamedTuple):
 
 def softmax(x: Tensor, top: Tensor, space: Space) -> Softmax:
     """Softmax of ``[1 or 2, n, A]``, of which ``top`` is the row maximum; ``x[0]`` becomes t."""
-    if x.shape[-1] < 16:
-        x.sub_(top)
-        probs = torch.exp(x, out=space.probs)
+    probs, largest = probabilities(x, top, space)
+    return Softmax(x[0] if x.shape[-1] < SHORT else x[0].sub_(top[0]), probs, largest)
+
+
+def probabilities(x: Tensor, top: Tensor, space: Space) -> tuple[Tensor, Tensor]:
+    """``probs`` and ``largest`` of ``softmax``; ``top`` is subtracted in short rows alone."""
+    if x.shape[-1] < SHORT:
+        probs = torch.exp(x.sub_(top), out=space.probs)
         largest = probs.sum(-1, keepdim=True).reciprocal_()
-        return Softmax(x[0], probs.mul_(largest), largest)
+        return probs.mul_(largest), largest
     probs = torch.softmax(x, -1) if space.probs is None else torch.softmax(x, -1, out=space.probs)
     if x.shape[-1] >= WIDE:
         probs.div_(probs.sum(-1, keepdim=True))
-    return Softmax(x[0].sub_(top[0]), probs, probs.amax(-1, keepdim=True))
+    return probs, probs.amax(-1, keepdim=True)
 
 
 def log_largest(p: Tensor, p_max: Tensor, space: Space) -> tuple[Tensor, Tensor]:

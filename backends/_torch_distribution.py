@@ -120,7 +120,7 @@ class MaskedCategorical(Distribution):
     def sample(self, sample_shape: Any = ()) -> Tensor:
         """``[*sample_shape, ...]`` int64 actions; never an illegal one."""
         shape = torch.Size(sample_shape)
-        actions, _ = sample(working(self._raw.detach()), self._mask, count=shape.numel())
+        actions, _ = sample(working(self._raw), self._mask, count=shape.numel())
         return actions.movedim(-1, 0).reshape((*shape, *self.batch_shape))
 
     def log_prob(self, value: Tensor) -> Tensor:

@@ -181,7 +181,7 @@ def sample(
     tensor(2)
     """
     z, legal, _ = _read(logits, mask)
-    return sampling.sample(z.detach(), legal, generator=generator)[0].squeeze(-1)
+    return sampling.sample(z, legal, generator=generator)[0]
 
 
 def sample_with_log_prob(
@@ -197,8 +197,8 @@ def sample_with_log_prob(
     (tensor(0), tensor(0.))
     """
     z, legal, dtype = _read(logits, mask)
-    actions, log_prob = sampling.sample(z.detach(), legal, generator=generator)
-    return actions.squeeze(-1), log_prob.squeeze(-1).to(dtype)
+    actions, log_prob = sampling.sample(z, legal, generator=generator)
+    return actions, log_prob if log_prob.dtype == dtype else log_prob.to(dtype)
 
 
 def evaluate_actions(

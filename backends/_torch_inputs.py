@@ -32,10 +32,10 @@ def can_look(*tensors: Tensor | None) -> bool:
     """Whether the values of ``tensors`` are there to be read, without a transform in between."""
     if in_transform():
         return False
-    return all(
-        tensor is None or (type(tensor) in _PLAIN_TYPES and tensor.device.type != "meta")
-        for tensor in tensors
-    )
+    for tensor in tensors:
+        if tensor is not None and (type(tensor) not in _PLAIN_TYPES or tensor.is_meta):
+            return False
+    return True
 
 
 def as_logits(logits: TensorLike, *, name: str = "logits") -> Tensor:

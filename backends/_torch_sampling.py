@@ -4,10 +4,14 @@ An action is drawn by inverting the running sum of the probabilities at one unif
 is the first index whose running sum reaches ``u * total``, u in (0, 1]. The running sum grows only
 where a probability is positive, so that index is legal whatever rounding does. Long rows do this
 twice, over sums of parts and then inside one part, in float64 for the place in the part: 50,000
-actions keep their probabilities to many digits.
+actions keep their probabilities to many digits. Small batches, where calls cost more than sums, are
+summed in float64 altogether. The log_prob is, to the bit, what ``log_prob`` gives.
 """
 
 from __future__ import annotations
+
+import math
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -22,7 +26,7 @@ from backends._torch_block import (
     log_largest,
     masked,
     nearly_certain,
-    softmax,
+    probabilities,
     spaces,
     with_penalty,
 )
@@ -37,58 +41,133 @@ def sample(
     logits: Tensor,
     legal: Tensor,
     *,
-    count: int = 1,
+    count: int | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``count`` actions a row ``[..., count]`` and their log_prob (not differentiable).
+    """An action a row ``[...]``, or ``count`` of them ``[..., count]``, and their log_prob.
+
+    Not differentiable, whatever the logits require.
 
     Raises:
         MaskError: For a row without a distribution, where values can be looked at.
     """
-    batch, width = logits.shape[:-1], logits.shape[-1]
-    if logits.device.type != "cpu" or not can_look(logits, legal) or not logits.numel():
+    if not logits.is_cpu or not can_look(logits, legal) or not logits.numel():
         return _sample_plain(logits, legal, count, generator)
-    z, m = logits.reshape(-1, width), legal.reshape(-1, width)
-    uniform = torch.rand(len(z), count, generator=generator, dtype=torch.float64)
+    z = logits.detach() if logits.requires_grad else logits
+    flat = z.dim() == 2
+    if not flat:
+        z, legal = z.reshape(-1, z.shape[-1]), legal.reshape(-1, z.shape[-1])
+    size = (z.shape[0], 1 if count is None else count)
+    uniform = torch.rand(size, generator=generator, dtype=torch.float64)
+    few = z.numel() <= SMALL and z.dtype == torch.float32
+    drawn = (_sample_few if few else _sample_many)(z, legal, uniform)
+    if flat:
+        return drawn if count is not None else (drawn[0].squeeze(-1), drawn[1].squeeze(-1))
+    shape = logits.shape[:-1] if count is None else (*logits.shape[:-1], count)
+    return drawn[0].view(shape), drawn[1].view(shape)
+
+
+def _sample_few(z: Tensor, legal: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """``_sample_block`` in few calls, with sums in float64.
+
+    Here the action is the first whose running sum exceeds ``u * total``, u in [0, 1). That product
+    rounds to less than the total, u being at most 1 - 2^-53 and the total about 1: there is one.
+    """
+    x = torch.where(legal, z, constant(-torch.inf, z.dtype))
+    top = x.amax(-1, keepdim=True)
+    p, p_max = probabilities(x, top, Space())
+    running = p.cumsum(-1, dtype=torch.float64)
+    total = running[:, -1:]
+    bad = certain = None
+    largest = p_max.amax().item()
+    log_top = p_max.log() if largest <= 0.5 else log_largest(p, p_max, Space())[0]
+    if not largest <= 1 - CERTAIN:
+        certain = nearly_certain(log_top).view(-1).nonzero().view(-1)
+    if math.isnan(largest):
+        bad = _without_distribution(z, legal, top)
+        running[bad] = 1  # and so the total
+    actions = torch.searchsorted(running, uniform.mul_(total), right=True)
+    log_prob = z.gather(-1, actions).sub_(top).add_(log_top)
+    return _mended(z, legal, actions, log_prob, bad, certain)
+
+
+def _sample_many(z: Tensor, legal: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     torch.sub(constant(1.0, torch.float64), uniform, out=uniform)
-    if z.numel() <= SMALL:
-        actions, log_prob = _sample_block(z, m, uniform, Space())
-    else:
-        parts = [
-            _sample_block(z, m, uniform, space)
-            if rows is None
-            else _sample_block(z[rows], m[rows], uniform[rows], space)
-            for rows, space in zip(blocks(z), spaces(z, 1), strict=True)
-        ]
-        actions = torch.cat([part[0] for part in parts])
-        log_prob = torch.cat([part[1] for part in parts])
-    return actions.view((*batch, count)), log_prob.view((*batch, count))
+    parts = [
+        _sample_block(z, legal, uniform, space)
+        if rows is None
+        else _sample_block(z[rows], legal[rows], uniform[rows], space)
+        for rows, space in zip(blocks(z), spaces(z, 1), strict=True)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
 
 def _sample_block(z: Tensor, legal: Tensor, uniform: Tensor, space: Space) -> tuple[Tensor, Tensor]:
-    x, _, _ = masked(z, None, legal, space)
-    t, probs, p_max = softmax(x, x.amax(-1, keepdim=True), space)
+    x = with_penalty(z, legal, cast("Tensor", space.x)[0]).unsqueeze(0)
+    top = x.amax(-1, keepdim=True)
+    bad = None
+    if not math.isfinite(top.sum().item()):  # perhaps only for what is under the mask
+        x = masked(z, None, legal, space)[0]
+        top = x.amax(-1, keepdim=True)
+        bad = _without_distribution(z, legal, top[0])
+    probs, largest = probabilities(x, top, space)
     p = probs[0]
-    log_top, _ = log_largest(p, p_max[0], space)
-    bad = certain = None
-    if not log_top.amax().item() <= -CERTAIN:
-        certain = nearly_certain(log_top).squeeze(-1)
-        bad = torch.isnan(log_top).squeeze(-1)  # an empty row, or one without a distribution
-        if bool((bad & legal.any(-1)).any()):
-            refuse_rows(z, legal)
+    if bad is not None:
         p[bad] = 0
-    actions = _invert_long(p, uniform) if z.shape[-1] >= LONG else _invert(p, uniform)
-    log_prob = t.gather(-1, actions).add_(log_top)
-    if bad is not None and certain is not None:
-        actions[bad], log_prob[bad] = 0, 0
+    log_top, certain = _log_largest(p, largest[0])
+    actions = _invert_long(p, uniform) if z.shape[-1] >= LONG else _invert(p, uniform, x[0])
+    log_prob = z.gather(-1, actions).sub_(top[0]).add_(log_top)
+    return _mended(z, legal, actions, log_prob, bad, certain)
+
+
+def _without_distribution(z: Tensor, legal: Tensor, top: Tensor) -> Tensor:
+    """The empty rows ``[n]``; others without a distribution are refused."""
+    bad = ~torch.isfinite(top).view(-1)
+    if bool((bad & legal.any(-1)).any()):
+        refuse_rows(z, legal)
+    return bad
+
+
+def _mended(
+    z: Tensor,
+    legal: Tensor,
+    actions: Tensor,
+    log_prob: Tensor,
+    bad: Tensor | None,
+    certain: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """With the empty rows, and with every digit of nearly certain ones."""
+    if certain is not None and len(certain):
         exact = plain.masked_log_softmax(z[certain].double(), legal[certain])
         log_prob[certain] = exact.gather(-1, actions[certain]).to(z.dtype)
+    if bad is not None:
+        actions[bad], log_prob[bad] = 0, 0
     return actions, log_prob
 
 
-def _invert(p: Tensor, uniform: Tensor) -> Tensor:
+def _log_largest(p: Tensor, p_max: Tensor) -> tuple[Tensor, Tensor | None]:
+    """``log p_max [n, 1]``, and which rows are nearly certain (None where there are none).
+
+    The sums that p_max > 1/2 asks for are taken in those rows alone.
+    """
+    log_top = p_max.log()
+    half = constant(0.5, p.dtype)
+    heavy = (p_max > half).view(-1).nonzero().view(-1)
+    if not len(heavy):
+        return log_top, None
+    few = p.index_select(0, heavy)
+    others = torch.where(few > half, constant(0.0, p.dtype), few).sum(-1, keepdim=True)
+    log_top.index_copy_(0, heavy, found := others.neg_().log1p_())
+    if not found.amax().item() > -CERTAIN:
+        return log_top, None
+    return log_top, heavy[nearly_certain(found).view(-1)]
+
+
+def _invert(p: Tensor, uniform: Tensor, buffer: Tensor) -> Tensor:
     """First index ``[n, count]`` at which the running sum of ``[n, A]`` reaches u * total."""
-    running = p.cumsum(-1)
+    running = torch.cumsum(p, -1, out=buffer)
     return torch.searchsorted(running, (uniform * running[:, -1:]).to(p.dtype))
 
 
@@ -115,24 +194,26 @@ def _invert_long(p: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _sample_plain(
-    logits: Tensor, legal: Tensor, count: int, generator: torch.Generator | None
+    logits: Tensor, legal: Tensor, count: int | None, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
     """The same in a graph or on another device, where sums may run in another order.
 
     So the result is checked: an index of probability 0 is replaced by the mode.
     """
-    p = plain.masked_softmax(logits, legal).detach()
+    logits = logits.detach()
+    p = plain.masked_softmax(logits, legal)
     running = p.to(torch.float32 if p.device.type == "mps" else torch.float64).cumsum(-1)
     total = running[..., -1:]
     if can_look(logits, legal) and bool(torch.isnan(total).any()):
         refuse_rows(logits, legal)
-    shape = (*p.shape[:-1], count)
+    shape = (*p.shape[:-1], 1 if count is None else count)
     uniform = torch.empty(shape, device=p.device, dtype=total.dtype).uniform_(generator=generator)
     index = torch.searchsorted(running, (1 - uniform) * total).clamp(max=p.shape[-1] - 1)
     best = plain.mode(logits, legal).unsqueeze(-1)
     index = torch.where(p.gather(-1, index) > 0, index, best)
-    log_prob = plain.masked_log_softmax(logits, legal).detach().gather(-1, index)
-    return index, torch.where(legal.any(-1, keepdim=True), log_prob, 0)
+    log_prob = plain.masked_log_softmax(logits, legal).gather(-1, index)
+    log_prob = torch.where(legal.any(-1, keepdim=True), log_prob, 0)
+    return (index.squeeze(-1), log_prob.squeeze(-1)) if count is None else (index, log_prob)
 
 
 def refuse_rows(logits: Tensor, legal: Tensor) -> None:
@@ -162,7 +243,7 @@ def mode(logits: Tensor, legal: Tensor) -> Tensor:
 
 
 def _mode_block(z: Tensor, legal: Tensor, space: Space) -> Tensor:
-    top, k = _argmax(with_penalty(z, legal, space))
+    top, k = _argmax(with_penalty(z, legal, cast("Tensor", space.x)[0]))
     if not bool(torch.isfinite(top).all()):  # perhaps only for what is under the mask
         top, k = _argmax(masked(z, None, legal, space)[0][0])
         low = top == -torch.inf  # nothing legal, or nothing but -inf: the first legal index, or 0
