@@ -127,10 +127,12 @@ def _functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _call(which: int, *arguments: Tensor) -> Any:
-    """Call one of the compiled functions; None, with a warning the first time, if that fails."""
+    """Call one of the compiled functions; None, with a warning the first time, without compiler."""
     try:
         return _functions()[which](*arguments)
-    except Exception as error:  # whatever a compiler that is missing or broken raises
+    except Exception as error:
+        if not _no_compiler(error):
+            raise
         if not _failed:
             why = " ".join(str(error).split()[:40])
             warnings.warn(
@@ -143,3 +145,12 @@ def _call(which: int, *arguments: Tensor) -> Any:
             )
             _failed.append(why)
         return None
+
+
+def _no_compiler(error: BaseException) -> bool:
+    """Whether it says, perhaps in an ``InductorError``, that a compiler is missing or broken."""
+    from torch._inductor import exc
+
+    inner = getattr(error, "inner_exception", error)
+    kinds = (exc.InvalidCxxCompiler, exc.CppCompileError, exc.TritonMissing, exc.GPUTooOldForTriton)
+    return isinstance(error, kinds) or isinstance(inner, kinds)

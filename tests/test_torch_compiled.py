@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor import config as inductor
+from torch._inductor import cpp_builder, exc
 
 from backends import _torch_compiled as compiled
 from backends import torch_backend as backend
@@ -172,18 +176,86 @@ def test_actions_out_of_range() -> None:
             evaluate(rows, compiled=True)
 
 
-def test_one_warning_where_nothing_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_compiler(*_: Tensor) -> Any:
-        raise RuntimeError("No working C++ compiler found")
+def failing(error: BaseException) -> Callable[[], tuple[Callable[..., Any], ...]]:
+    def run(*_: Tensor) -> Any:
+        raise error
 
+    return lambda: (run, run)
+
+
+def wrapped(error: Exception) -> Exception:
+    return exc.InductorError(error, None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        exc.InvalidCxxCompiler(),
+        wrapped(exc.InvalidCxxCompiler("cl")),
+        wrapped(exc.CppCompileError(["g++"], "fatal error: Python.h")),
+        exc.TritonMissing(None),
+    ],
+    ids=lambda error: type(getattr(error, "inner_exception", error)).__name__,
+)
+def test_one_warning_where_nothing_can_be_compiled(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiled, "_failed", [])
-    monkeypatch.setattr(compiled, "_functions", lambda: (no_compiler, no_compiler))
-    with pytest.warns(RuntimeWarning, match=r"No working C\+\+ compiler.*Install") as caught:
+    monkeypatch.setattr(compiled, "_functions", failing(error))
+    with pytest.warns(RuntimeWarning, match=re.escape(type(error).__name__)) as caught:
         got = evaluate(ordinary(), compiled=True)
     assert len(caught) == 1
+    assert "Install a C++ compiler" in str(caught[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again = evaluate(ordinary(), compiled=True)
     for a, b, c in zip(got, again, evaluate(ordinary()), strict=True):
         assert torch.equal(a, b)
         assert torch.equal(a, c)
+
+
+@pytest.fixture
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """As in a new process, with an empty cache; and again afterwards."""
+
+    def forget() -> None:
+        torch.compiler.reset()
+        compiled._functions.cache_clear()  # pyright: ignore
+        cpp_builder.cpp_compiler_search.cache_clear()
+
+    monkeypatch.setattr(compiled, "_failed", [])
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_a_compiler_that_is_not_there() -> None:
+    """What torch itself raises then."""
+    with (
+        inductor.patch({"cpp.cxx": ("/nowhere/g++",)}),
+        pytest.warns(RuntimeWarning, match=r"No working C\+\+ compiler.*Install"),
+    ):
+        got = evaluate(ordinary(), compiled=True)
+    for a, b in zip(got, evaluate(ordinary()), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("no memory"),
+        RuntimeError("The size of tensor a must match"),
+        wrapped(RuntimeError("the disk is full")),
+        KeyboardInterrupt(),
+    ],
+    ids=lambda error: type(getattr(error, "inner_exception", error)).__name__,
+)
+def test_any_other_failure_is_raised(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_failed", [])
+    monkeypatch.setattr(compiled, "_functions", failing(error))
+    with pytest.raises(type(error)) as caught:
+        evaluate(ordinary(), compiled=True)
+    assert caught.value is error
+    assert not compiled._failed  # pyright: ignore
