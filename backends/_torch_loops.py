@@ -8,10 +8,11 @@ policy, and ``D = t - t'``, the constant that ``z - z_old`` is off by being at h
 
 The second form of KL keeps every digit where KL is small, unless D is far from 0 in the mean: M^2
 against G tells. That, and whatever else is not an ordinary row (empty, forced, NaN, -inf among the
-legal logits, an illegal action, nearly deterministic), is named by a flag and computed again by the
-plain formulas. D is taken with what rounding loses of it. ``p exp(D)`` is ``exp(t) / S``, so that
-no third exponential is needed; everything is arithmetic that a compiler makes vectors of, and a
-mask is loaded as uint8, compared as float.
+legal logits, an illegal action, nearly deterministic, policies that differ in entries near
+probability 0 alone), is named by a flag and computed again by the plain formulas. D is taken with
+what rounding loses of it. ``p exp(D)`` is ``exp(t) / S``, so that no third exponential is needed;
+everything is arithmetic that a compiler makes vectors of, and a mask is loaded as uint8, compared
+as float.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from backends._torch_block import CERTAIN
 
 TEXTBOOK = 0.5  # KL from which it is log1p(E) - M
 CANCELS = 24.0  # G / KL from which too many digits of KL are gone
+DEEP = -15.0  # t' below which exp shows what rounding loses of it: at -40, 16 epsilon
+SHOWS = 0.2  # sum of |q - p| of such entries over the largest of all, from which that shows
 LARGEST_WIDTH = 2**24  # columns that float32 can number
 
 
@@ -51,9 +54,12 @@ def values(
     rest, old_rest = _rest(e, t, legal), _rest(old_e, old_t, legal)
     total, old_total = 1 + rest, 1 + old_rest
     mean = (e * t).sum(-1, keepdim=True) / total
-    m = (old_e * d).sum(-1, keepdim=True) / old_total
-    terms = torch.where(d.abs() <= 1, old_e * _phi(d), (e - old_e) - old_e * d)
+    tangent = old_e * d
+    m = tangent.sum(-1, keepdim=True) / old_total
+    terms = torch.where(d.abs() <= 1, old_e * _phi(d), (e - old_e) - tangent)
     g = terms.sum(-1, keepdim=True) / old_total
+    w = (terms + tangent).abs()  # of q - p, but for the constant
+    deep = torch.where(old_t < DEEP, w, 0.0).sum(-1, keepdim=True)
 
     log_total = torch.log1p(rest)
     ratio = m + g  # E
@@ -77,6 +83,7 @@ def values(
         | (old_rest < CERTAIN)
         | (~use_large & (g > CANCELS * kl))
         | (use_large & (kl < 0.1))
+        | (deep > SHOWS * w.amax(-1, keepdim=True))
     )
     numbers = torch.cat((top, rest, mean, old_top, old_rest, shift), -1)
     return log_prob, entropy, kl, numbers, bad.to(z.dtype)

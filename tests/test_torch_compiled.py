@@ -149,6 +149,39 @@ def test_masks_that_differ(loops: list[int]) -> None:
     assert loops == [0, 1]
 
 
+def deep() -> Rows:
+    """In the first rows the policies differ in entries of probability below 1e-7 alone."""
+    rows = ordinary()
+    old = torch.full((12, WIDTH), -40.0)
+    old[:, :3] = torch.tensor([1 + 14 * 2.0**-23, 0.5, 0.25])  # -40 minus that loses 14 epsilon
+    old[8:, 20:] = -21 - torch.rand(4, WIDTH - 20)
+    new = old.clone()
+    new[:4, 9] += torch.tensor([0.125, -0.125, 1.5, -3.0])
+    new[4:8, 3:] += torch.tensor([0.125, -0.125, 1.5, -3.0])[:, None]
+    new[8:, 9:30] += torch.tensor([0.125, -0.125, 1.5, -3.0])[:, None]
+    rows["mask"][:12] = True
+    rows["logits"][:12], rows["old_logits"][:12] = new, old
+    return rows
+
+
+def test_policies_that_differ_in_deep_entries_alone(loops: list[int]) -> None:
+    rows = deep()
+    z, old = rows["logits"].requires_grad_(), rows["old_logits"]
+    result = backend.evaluate_actions(
+        z, **{k: v for k, v in rows.items() if k != "logits"}, compiled=True
+    )
+    kl = result.kl_divergence
+    assert kl is not None
+    got = torch.autograd.grad(kl.sum(), z)[0].double().numpy()
+    for i in range(12):
+        before, after = old[i].double().numpy(), z[i].detach().double().numpy()
+        want = np.array(exact.kl_gradients(before, after)[1])
+        off = np.abs(got[i] - want).max() / np.abs(want).max()
+        assert off <= 8 * np.finfo(np.float32).eps, (i, off)
+        np.testing.assert_allclose(kl[i].item(), exact.kl_divergence(before, after), rtol=1e-5)
+    assert loops == [0, 1]
+
+
 def test_another_batch_size_is_no_other_compilation(loops: list[int]) -> None:
     evaluate(ordinary(), compiled=True)
     with torch.compiler.set_stance("fail_on_recompile"):
