@@ -185,7 +185,7 @@ class Run:
             if block.bad is not None:
                 wrong[slice(None) if rows is None else rows] = block.bad.squeeze(-1)
         if policy.old_legal is not None:
-            wrong |= (policy.legal != policy.old_legal).any(-1)
+            wrong |= _masks_differ(policy).squeeze(-1)
         return mend(policy, wrong, results)
 
     def gradient(self, ctx: Any, incoming: Results, *, need_old: bool) -> list[Tensor]:
@@ -222,13 +222,16 @@ class SmallRun:
     def __init__(self, policy: Policy) -> None:
         self.with_entropy = policy.with_entropy
         self.shape = policy.logits.shape
-        flat = flattened(policy)
-        self.index = flat.actions
-        self.small = small.evaluate(flat)
-        results = self.small[:3]
+        whole = flattened(policy)
+        self.index = whole.actions
+        self.small = small.evaluate(_with_one_mask(whole))
+        results, bad = self.small[:3], self.small.bad
         self.wrong = None
-        if self.small.bad is not None:
-            self.wrong = mend(flat, self.small.bad.squeeze(-1), results)
+        if policy.old_legal is not None:
+            differ = _masks_differ(whole)
+            bad = differ if bad is None else bad | differ
+        if bad is not None:
+            self.wrong = mend(whole, bad.squeeze(-1), results)
         shape = self.shape[:-1]
         self.results: tuple[Tensor | None, ...] = tuple(
             None if x is None else x.view(shape) for x in results
@@ -247,7 +250,7 @@ class SmallRun:
 
 
 def _run(policy: Policy, *, keep: bool) -> Run | SmallRun:
-    return SmallRun(policy) if small.suits(policy) else Run(policy, keep=keep)
+    return SmallRun(policy) if small.suits(policy.logits) else Run(policy, keep=keep)
 
 
 def _columns(incoming: Results, shape: torch.Size) -> Results:
@@ -322,8 +325,12 @@ def _with_one_mask(policy: Policy) -> Policy:
     """
     if policy.old_legal is None or policy.old_logits is None:
         return policy
-    differ = (policy.legal != policy.old_legal).any(-1, keepdim=True)
-    return policy._replace(old_logits=torch.where(differ, policy.logits, policy.old_logits))
+    same = torch.where(_masks_differ(policy), policy.logits, policy.old_logits)
+    return policy._replace(old_logits=same)
+
+
+def _masks_differ(policy: Policy) -> Tensor:
+    return (policy.legal != policy.old_legal).any(-1, keepdim=True)  # pyright: ignore
 
 
 def unflattened(policy: Policy) -> Policy:

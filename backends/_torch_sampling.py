@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from backends import _torch_plain as plain
+from backends import _torch_small as small
 from backends._torch_block import (
     CERTAIN,
     SMALL,
     Space,
     blocks,
     constant,
-    log_largest,
     masked,
     nearly_certain,
     probabilities,
@@ -59,8 +59,7 @@ def sample(
         z, legal = z.reshape(-1, z.shape[-1]), legal.reshape(-1, z.shape[-1])
     size = (z.shape[0], 1 if count is None else count)
     uniform = torch.rand(size, generator=generator, dtype=torch.float64)
-    few = z.numel() <= SMALL and z.dtype == torch.float32
-    drawn = (_sample_few if few else _sample_many)(z, legal, uniform)
+    drawn = (_sample_few if small.suits(z) else _sample_many)(z, legal, uniform)
     if flat:
         return drawn if count is not None else (drawn[0].squeeze(-1), drawn[1].squeeze(-1))
     shape = logits.shape[:-1] if count is None else (*logits.shape[:-1], count)
@@ -68,27 +67,23 @@ def sample(
 
 
 def _sample_few(z: Tensor, legal: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """``_sample_block`` in few calls, with sums in float64.
+    """``_sample_block`` in few calls, in float64 (``_torch_small``).
 
     Here the action is the first whose running sum exceeds ``u * total``, u in [0, 1). That product
-    rounds to less than the total, u being at most 1 - 2^-53 and the total about 1: there is one.
+    rounds to less than the total, u being at most 1 - 2^-53 and the total at least 1: there is one.
     """
-    x = torch.where(legal, z, constant(-torch.inf, z.dtype))
-    top = x.amax(-1, keepdim=True)
-    p, p_max = probabilities(x, top, Space())
-    running = p.cumsum(-1, dtype=torch.float64)
-    total = running[:, -1:]
-    bad = certain = None
-    largest = p_max.amax().item()
-    log_top = p_max.log() if largest <= 0.5 else log_largest(p, p_max, Space())[0]
-    if not largest <= 1 - CERTAIN:
-        certain = nearly_certain(log_top).view(-1).nonzero().view(-1)
-    if math.isnan(largest):
-        bad = _without_distribution(z, legal, top)
-        running[bad] = 1  # and so the total
-    actions = torch.searchsorted(running, uniform.mul_(total), right=True)
-    log_prob = z.gather(-1, actions).sub_(top).add_(log_top)
-    return _mended(z, legal, actions, log_prob, bad, certain)
+    _, top, k, t, e, rest = small.parts(z, legal)
+    running = e.scatter_(-1, k, 1.0).cumsum(-1)
+    uniform.mul_(running.narrow(-1, -1, 1))
+    bad = None
+    if not (small.FILL / 2 < top.sum().item() < math.inf):
+        bad = _without_distribution(z, legal, torch.where(top > small.FILL / 2, top, -torch.inf))
+        uniform[bad] = 0
+    actions = torch.searchsorted(running, uniform, right=True)
+    log_prob = t.gather(-1, actions).sub_(rest.log1p_()).float()
+    if bad is not None:
+        actions[bad], log_prob[bad] = 0, 0
+    return actions, log_prob
 
 
 def _sample_many(z: Tensor, legal: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,7 +114,12 @@ def _sample_block(z: Tensor, legal: Tensor, uniform: Tensor, space: Space) -> tu
     log_top, certain = _log_largest(p, largest[0])
     actions = _invert_long(p, uniform) if z.shape[-1] >= LONG else _invert(p, uniform, x[0])
     log_prob = z.gather(-1, actions).sub_(top[0]).add_(log_top)
-    return _mended(z, legal, actions, log_prob, bad, certain)
+    if certain is not None and len(certain):
+        exact = plain.masked_log_softmax(z[certain].double(), legal[certain])
+        log_prob[certain] = exact.gather(-1, actions[certain]).to(z.dtype)
+    if bad is not None:
+        actions[bad], log_prob[bad] = 0, 0
+    return actions, log_prob
 
 
 def _without_distribution(z: Tensor, legal: Tensor, top: Tensor) -> Tensor:
@@ -128,23 +128,6 @@ def _without_distribution(z: Tensor, legal: Tensor, top: Tensor) -> Tensor:
     if bool((bad & legal.any(-1)).any()):
         refuse_rows(z, legal)
     return bad
-
-
-def _mended(
-    z: Tensor,
-    legal: Tensor,
-    actions: Tensor,
-    log_prob: Tensor,
-    bad: Tensor | None,
-    certain: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """With the empty rows, and with every digit of nearly certain ones."""
-    if certain is not None and len(certain):
-        exact = plain.masked_log_softmax(z[certain].double(), legal[certain])
-        log_prob[certain] = exact.gather(-1, actions[certain]).to(z.dtype)
-    if bad is not None:
-        actions[bad], log_prob[bad] = 0, 0
-    return actions, log_prob
 
 
 def _log_largest(p: Tensor, p_max: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -34,15 +34,9 @@ REACH = 300.0  # s up to which exp(NOTHING + s) still counts as 0
 HIDDEN = 1e-14  # KL, in parts of the squared offset and of 1 - p_k, that rounding may reach
 
 
-def suits(policy: Policy) -> bool:
-    """Whether a policy of one mask is evaluated here."""
-    z = policy.logits
-    return (
-        z.dtype == torch.float32
-        and z.numel() <= LIMIT
-        and policy.old_legal is None
-        and z.device.type == "cpu"
-    )
+def suits(logits: Tensor) -> bool:
+    """Whether these logits are evaluated here."""
+    return logits.dtype == torch.float32 and logits.numel() <= LIMIT and logits.is_cpu
 
 
 class Small(NamedTuple):
@@ -62,21 +56,37 @@ class Small(NamedTuple):
     growth: Tensor | None  # [N, 1] expm1(KL), which is also the sum of w
 
 
+class Parts(NamedTuple):
+    """What all begins with, in float64: ``[..., N, A]``, or ``[..., N, 1]``."""
+
+    x: Tensor  # FILL where illegal
+    top: Tensor  # its largest
+    k: Tensor  # where
+    t: Tensor  # x - top, at least NOTHING
+    e: Tensor  # exp(t), 0 at k and where that is NOTHING
+    rest: Tensor  # the sum of it
+
+
+def parts(logits: Tensor, legal: Tensor) -> Parts:
+    """Of logits ``[..., N, A]`` and mask ``[N, A]``."""
+    x = torch.where(legal, logits.double(), constant(FILL, torch.float64))
+    top, k = x.max(-1, keepdim=True)  # pyright: ignore
+    t = (x - top).clamp_min_(NOTHING)
+    e = torch.threshold_(t.exp(), LEAST, 0.0).scatter_(-1, k, 0.0)
+    return Parts(x, top, k, t, e, e.sum(-1, keepdim=True))
+
+
 def evaluate(policy: Policy) -> Small:
-    """Evaluate rows ``[N, A]``, actions ``[N, 1]``.
+    """Evaluate rows ``[N, A]``, actions ``[N, 1]``, as if the old mask was the new one.
 
     Raises:
         RuntimeError: From ``gather``, where an action is outside ``[0, A)``.
     """
     z, old, legal, _, actions, with_entropy = policy
     both = z.unsqueeze(0) if old is None else torch.stack((z, old))
-    x = torch.where(legal, both.double(), constant(FILL, torch.float64))
-    top, k = x.max(-1, keepdim=True)  # pyright: ignore
-    t = (x - top).clamp_min_(NOTHING)
-    p = torch.threshold_(t.exp(), LEAST, 0.0).scatter_(-1, k, 0.0)
-    rest = p.sum(-1, keepdim=True)
+    x, top, k, t, e, rest = parts(both, legal)
     total = rest + 1.0
-    p.div_(total)
+    p = e.div_(total)
     new, t, check, log_total = x[0], t[0], top[0], rest[0].log1p_()
     log_prob = mean = entropy = None
     if actions is not None:

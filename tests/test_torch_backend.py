@@ -27,6 +27,20 @@ def batch(rows: int, actions: int, *, spread: float = 0.1, seed: int = 0) -> tup
     return logits, old, mask, chosen
 
 
+def test_a_row_of_a_small_batch_comes_out_as_it_does_alone() -> None:
+    """To the bit: padded rows, other masks or strange rows beside it change nothing."""
+    logits, old, mask, actions = batch(40, 7, spread=1.0)
+    old_mask = mask.clone()
+    old_mask[20:] = True
+    logits[10:15] *= 100
+    mask[15:18], old_mask[15:18] = False, False
+    whole = backend.evaluate_actions(logits, mask, actions, old_logits=old, old_mask=old_mask)
+    for row in range(10):
+        alone = backend.evaluate_actions(logits[row], mask[row], actions[row], old_logits=old[row])
+        for found, expected in zip(whole, alone, strict=True):
+            assert torch.equal(found[row], expected)
+
+
 @pytest.mark.parametrize("spread", [1e-3, 0.1, 3.0])
 @pytest.mark.parametrize(("rows", "actions"), [(30, 7), (40, 200), (300, 700), (3, 140_000)])
 def test_every_block_size_gives_what_the_plain_formulas_give(

@@ -339,20 +339,20 @@ OF_TORCH = (
     _m(
         "small",
         "illegal entries count",
-        "x = torch.where(legal, both.double(), constant(FILL, torch.float64))",
-        "x = both.double()",
+        "x = torch.where(legal, logits.double(), constant(FILL, torch.float64))",
+        "x = logits.double()",
     ),
     _m(
         "small",
         "the largest counts twice",
-        "    p = torch.threshold_(t.exp(), LEAST, 0.0).scatter_(-1, k, 0.0)\n",
-        "    p = torch.threshold_(t.exp(), LEAST, 0.0)\n",
+        "    e = torch.threshold_(t.exp(), LEAST, 0.0).scatter_(-1, k, 0.0)\n",
+        "    e = torch.threshold_(t.exp(), LEAST, 0.0)\n",
     ),
     _m(
         "small",
         "nothing counts a little",
-        "    p = torch.threshold_(t.exp(), LEAST, 0.0).scatter_(-1, k, 0.0)\n",
-        "    p = t.exp().scatter_(-1, k, 0.0)\n",
+        "    e = torch.threshold_(t.exp(), LEAST, 0.0).scatter_(-1, k, 0.0)\n",
+        "    e = t.exp().scatter_(-1, k, 0.0)\n",
         "exp(-700) is 0 in float32; the products with it are subnormal in float64, which is slow",
     ),
     _m(
@@ -418,7 +418,7 @@ OF_TORCH = (
     _m(
         "small",
         "batches of any size are small",
-        "        and z.numel() <= LIMIT\n",
+        "        and logits.numel() <= LIMIT\n",
         "",
     ),
     # drawing
