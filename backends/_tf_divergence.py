@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from backends._series import SERIES_BELOW, coefficients
+from backends._series import FACTORS, SERIES_BELOW, coefficients
 from backends._tf_api import Tensor, tf
 from backends._tf_rows import Rows, rounding_error
 
@@ -141,6 +141,20 @@ def convexity(t: Tensor) -> Tensor:
     for c in reversed(coefficients(double=t.dtype == tf.float64)):
         series = series * t + c
     return series * t * t
+
+
+def remainder(t: Tensor) -> Tensor:
+    """``(expm1(t) - t) / t`` for |t| < 1."""
+    if t.dtype == tf.float32:
+        scale, factors = FACTORS
+        series = scale * t
+        for a, b in factors:
+            series *= tf.math.squared_difference(t, -a) + b
+        return series
+    series = tf.zeros_like(t)
+    for c in reversed(coefficients(double=True)):
+        series = series * t + c
+    return series * t
 
 
 def _sum(array: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ and the derivative of its gradient. What differs is how they are computed::
 
 ``multiply_no_nan`` (0 where the second factor is 0) takes the place of most masking. Nearly
 deterministic rows, entries with |t| >= 1, logits of -inf, masks that differ and policies that
-differ only where p is below 1e-6 take a second, general look, skipped where there are none
-(``_tf_branch``).
+differ only where p is below 1e-6 take a second, general look, skipped where there are none.
+XLA has a form of its own (``_tf_compiled``).
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from backends._series import FACTORS, SERIES_BELOW, coefficients
+from backends._series import SERIES_BELOW
 from backends._tf_api import Tensor, tf
-from backends._tf_branch import compiled, unless_ordinary
-from backends._tf_divergence import excess_of_mean
-from backends._tf_rows import rounding_error
+from backends._tf_divergence import excess_of_mean, remainder
+from backends._tf_rows import rounding_error, rounding_error_if_finite
 
 DEEP = 1e-5
 """Rows whose ``rest`` is below this get the exact exponent."""
@@ -43,7 +42,6 @@ class Side(NamedTuple):
     z: Tensor  # [..., A] logits, -inf at illegal entries
     top: Tensor  # [..., 1]
     p: Tensor  # [..., A]
-    sums: tuple[Tensor, Tensor] | None  # largest and rest, [..., 1], where p is exact already
 
 
 class Moments(NamedTuple):
@@ -75,32 +73,19 @@ def side(x: Tensor, legal: Tensor) -> Side:
     x = tf.math.multiply_no_nan(x, one)
     z = x + tf.math.multiply_no_nan(tf.constant(-math.inf, x.dtype), 1 - one)  # not a slow select
     top = tf.reduce_max(z, -1, keepdims=True)
-    if not compiled():
-        return Side(x, z, top, tf.nn.softmax(z), None)
-    zero, one = tf.zeros([], x.dtype), tf.ones([], x.dtype)
-    depth = top - z
-    is_top = tf.equal(depth, zero)
-    e = tf.math.multiply_no_nan(1 + rounding_error(x, top, x - top), tf.exp(-depth))
-    rest = _sum(tf.where(is_top, zero, e))
-    total = rest + _sum(tf.where(is_top, one, zero))  # XLA's sum of e would lose small terms
-    return Side(x, z, top, e / total, (1 / total, rest / total))
+    return Side(x, z, top, tf.nn.softmax(z))
 
 
 def exact(s: Side) -> Tensor:
     """``p`` ``[..., A]`` with what rounding lost of the exponent put back."""
-    if s.sums is not None:
-        return s.p
     return tf.math.multiply_no_nan(1 + rounding_error(s.x, s.top, s.x - s.top), s.p)
 
 
 def moments(s: Side) -> tuple[Moments, Tensor]:
     """Moments of a policy, and its probabilities with the tails of deep rows corrected."""
     depth = s.top - s.x
-    p, p_depth = s.p, tf.math.multiply_no_nan(depth, s.p)
-    if s.sums is not None:
-        largest, rest = s.sums
-    else:
-        p, p_depth, largest, rest = _corrected(s, depth, p_depth)
+    p_depth = tf.math.multiply_no_nan(depth, s.p)
+    p, p_depth, largest, rest = _corrected(s, depth, p_depth)
     mean = _sum(p_depth)
     total = tf.where(largest > 0.5, -tf.math.log1p(-rest), -tf.math.log(largest))
     total = tf.where(tf.math.is_nan(mean), mean, total)
@@ -116,7 +101,7 @@ def _corrected(s: Side, depth: Tensor, p_depth: Tensor) -> tuple[Tensor, ...]:
         return p, no_nan(depth, p), _sum(tf.where(tf.equal(depth, zero), zero, p))
 
     deep = tf.reduce_any(tf.logical_and(rest > 0, rest < DEEP))
-    p, p_depth, rest = unless_ordinary(deep, corrected, lambda: (s.p, p_depth, rest))
+    p, p_depth, rest = tf.cond(deep, corrected, lambda: (s.p, p_depth, rest))
     return p, p_depth, tf.reduce_max(p, -1, keepdims=True), rest
 
 
@@ -141,7 +126,7 @@ def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
         t = d - mu
         pt = no_nan(t, p)
         r = _sum(pt)
-        largest = tf.reduce_max(p, -1, keepdims=True) if old.sums is None else old.sums[0]
+        largest = tf.reduce_max(p, -1, keepdims=True)
         below = (new.top - at_k) - mu
         apart = (m.total + tf.math.log(largest)) + below - r
         large = tf.logical_not(apart <= 1)
@@ -150,7 +135,7 @@ def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
         far = q * scale - p
         forbidden = tf.logical_and(tf.equal(new.z, -math.inf), old.z > -math.inf)
         far_terms = tf.where(forbidden, infinity, far - pt)
-        near_terms = no_nan(_remainder(t), pt)
+        near_terms = no_nan(remainder(t), pt)
         terms = tf.where(near, near_terms, far_terms)
         growth = tf.where(near, pt + near_terms, far)
         growth = tf.where(large, _direct(old, new, m, p, q, largest), growth)
@@ -160,12 +145,10 @@ def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
         kl = tf.where(tf.math.is_nan(largest + m.total), tf.constant(math.nan, p.dtype), kl)
         return Pair(p, pt, growth, r, _sum(growth), kl, large)
 
-    if compiled():
-        return general()
     d = new.x - old.x
-    t = (d - _sum(d * old.p)) + _rounding_error(new.x, old.x, d)
+    t = (d - _sum(d * old.p)) + rounding_error_if_finite(new.x, old.x, d)
     pt = t * old.p
-    terms = _remainder(t) * pt
+    terms = remainder(t) * pt
     r, excess = _sum(pt), _sum(terms)
     size, weighted = _size(t), _size(pt)
     near = tf.logical_and(size < SERIES_BELOW, weighted >= TAIL * size)
@@ -175,7 +158,7 @@ def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
         kl = _close(excess, r)
         return Pair(old.p, pt, pt + terms, r, r + excess, kl, tf.zeros_like(kl, tf.bool))
 
-    return unless_ordinary(tf.logical_not(tf.logical_and(near, alike)), general, ordinary)
+    return tf.cond(tf.logical_not(tf.logical_and(near, alike)), general, ordinary)
 
 
 def to_new(r: Pair, g: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -220,12 +203,6 @@ def _sum(array: Tensor) -> Tensor:
     return tf.reduce_sum(array, -1, keepdims=True)
 
 
-def _rounding_error(a: Tensor, b: Tensor, difference: Tensor) -> Tensor:
-    """``_tf_rows.rounding_error`` of finite numbers."""
-    virtual = difference + b
-    return (a - virtual) - (b + (difference - virtual))
-
-
 def _difference(old: Side, new: Side, at_k: Tensor) -> Tensor:
     """``(z - z_k) - (z_old - top_old)``, rounded once; k is the largest entry of the old policy."""
     arrays = new.z, old.z, at_k, old.top
@@ -233,17 +210,3 @@ def _difference(old: Side, new: Side, at_k: Tensor) -> Tensor:
     u, u_old = z - at_k, z_old - top
     lost = rounding_error(z, at_k, u) - rounding_error(z_old, top, u_old)
     return tf.cast((u - u_old) + lost, new.z.dtype)
-
-
-def _remainder(t: Tensor) -> Tensor:
-    """``(expm1(t) - t) / t`` for |t| < 1."""
-    if t.dtype == tf.float32:
-        scale, factors = FACTORS
-        series = scale * t
-        for a, b in factors:
-            series *= tf.math.squared_difference(t, -a) + b
-        return series
-    series = tf.zeros_like(t)
-    for c in reversed(coefficients(double=True)):
-        series = series * t + c
-    return series * t

@@ -137,8 +137,11 @@ def step_gradient(
     z_old = old.masked()
     r_old = rows(z_old, old.empty)
     both = divergence.pair(z_old, z, old.empty, r_old, r)
+    no_nan = tf.math.multiply_no_nan  # a row that the caller drops stays out
     weight, to_old, to_new = cotangents[2], divergence.to_p(both), divergence.to_q(both, r)
-    return _legal_only(gradient + weight * to_new, new), _legal_only(weight * to_old, old)
+    return _legal_only(gradient + no_nan(to_new, weight), new), _legal_only(
+        no_nan(to_old, weight), old
+    )
 
 
 def _legal_only(gradient: Tensor, policy: Policy) -> Tensor:

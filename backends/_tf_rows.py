@@ -57,9 +57,14 @@ def rows(z: Tensor, empty: Tensor) -> Rows:
 
 def rounding_error(a: Tensor, b: Tensor, difference: Tensor) -> Tensor:
     """``(a - b) - difference`` exactly, for ``difference = a - b`` as rounded; 0 for infinities."""
-    virtual = difference + b
-    lost = (a - virtual) - (b + (difference - virtual))
+    lost = rounding_error_if_finite(a, b, difference)
     return tf.where(tf.math.is_finite(lost), lost, tf.zeros([], a.dtype))
+
+
+def rounding_error_if_finite(a: Tensor, b: Tensor, difference: Tensor) -> Tensor:
+    """The same of finite numbers; NaN for infinities."""
+    virtual = difference + b
+    return (a - virtual) - (b + (difference - virtual))
 
 
 def mean_depth(r: Rows, p: Tensor) -> Tensor:

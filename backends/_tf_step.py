@@ -1,4 +1,6 @@
-"""The PPO step as one differentiable function: values from ``_tf_fused``, gradient in closed form.
+"""The PPO step as one differentiable function, its gradient in closed form.
+
+The values are from ``_tf_fused``, under XLA from ``_tf_compiled``.
 
 ``tf.custom_gradient`` twice: the backward pass is a function of its own, whose derivative is that
 of the plain closed form (``_tf_quantities.step_gradient``), so second and higher derivatives work.
@@ -9,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from backends import _tf_compiled as compiled
 from backends import _tf_fused as fused
 from backends._tf_api import Tensor, tf
-from backends._tf_branch import unless_ordinary
+from backends._tf_branch import for_xla
 from backends._tf_inputs import NEG_INF, Policy
 from backends._tf_quantities import step_gradient
 
@@ -68,6 +71,10 @@ def _forward(
     new: Policy, actions: Tensor, old: Policy | None, xs: tuple[Tensor, ...]
 ) -> tuple[tuple[Tensor, ...], tuple[Backward, ...]]:
     """The values, and the backward passes from cotangents ``[..., 1]`` to each of ``xs``."""
+    if for_xla():
+        before = None if old is None else old.at(xs[1])
+        values, backwards = compiled.forward(new.at(xs[0]), actions, before)
+        return _squeezed(*values), backwards
     zero = tf.zeros([], xs[0].dtype)
     s = fused.side(xs[0], new.legal)
     s_old = None if old is None else fused.side(xs[1], old.legal)
@@ -154,7 +161,7 @@ class Taken:
 def _finished(gradient: Tensor, policy: Policy, bad: Tensor) -> Tensor:
     """NaN at the legal entries of bad rows ``[..., 1]``, 0 in empty rows."""
     zero, nan = tf.zeros([], gradient.dtype), tf.constant(math.nan, gradient.dtype)
-    return unless_ordinary(
+    return tf.cond(
         tf.reduce_any(tf.logical_or(bad, policy.empty)),
         lambda: tf.where(policy.legal, tf.where(bad, nan, gradient), zero),
         lambda: gradient,

@@ -255,8 +255,11 @@ def evaluate_actions(
         a, new = one_batch(a, new)
         first, second = (tf.cast(value, new.dtype) for value in step(new, a, None))
         return ActionEvaluation(first, second, None)
-    old_mask = mask if old_mask is None else old_mask
+    one_mask = old_mask is None
+    old_mask = mask if one_mask else old_mask
     old = as_policy(old_logits, old_mask, logits_name="old_logits", mask_name="old_mask")
+    if one_mask:
+        old = old._replace(legal=new.legal, empty=new.empty)
     dtype = same_pair(old, new)
     batches = (x.shape[:-1] for x in (new.x, new.legal, old.x, old.legal))
     if new.x.dtype != old.x.dtype or _known_to_differ(*batches, a.shape):

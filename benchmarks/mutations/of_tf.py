@@ -237,4 +237,22 @@ OF_TF = (
         "tf.where(policy.legal, tf.where(bad, nan, gradient), zero)",
         "tf.where(bad, nan, gradient)",
     ),
+    _m(
+        "_tf_compiled",
+        "every row is taken as ordinary",
+        "    special = tf.logical_not(tf.reduce_all(fits))\n",
+        "    special = tf.constant(False)\n",
+    ),
+    _m(
+        "_tf_compiled",
+        "the rounding of t is dropped",
+        "(rounding_error_if_finite(new.x, old.x, d) - c_lost)",
+        "(0 - c_lost)",
+    ),
+    _m(
+        "_tf_compiled",
+        "q - p keeps what rounding leaves of its sum",
+        "(both.growth - both.old.e * both.b) * scale",
+        "both.growth * scale",
+    ),
 )
