@@ -84,3 +84,15 @@ def test_one_other_row_is_seen(what: str) -> None:
     else:
         new[7] = old[7] * np.float32(1 + 2.0**-23)  # a last digit of each
     assert special(new, old, mask, old_mask)
+
+
+@pytest.mark.parametrize("gap", [0.3, 1000.0])
+def test_offset_keeps_the_digits_of_the_kl(gap: float) -> None:
+    rng = np.random.default_rng(3)
+    old = rng.normal(size=(16, 16)).astype(np.float32)
+    new = (old + rng.normal(size=old.shape) * 1e-2 + gap).astype(np.float32)
+    mask = np.ones(old.shape, bool)
+    assert not special(new, old, mask, mask)
+    found = step(*map(tf.constant, (new, old, mask, np.arange(16))))[0][2].numpy()
+    expected = np.array([exact.kl_divergence(p, q) for p, q in zip(old, new, strict=True)])
+    assert within(found, expected, 1e-5 * expected)
