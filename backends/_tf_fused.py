@@ -69,9 +69,8 @@ class Pair(NamedTuple):
 
 def side(x: Tensor, legal: Tensor) -> Side:
     """Softmax over the legal entries."""
-    one = tf.cast(legal, x.dtype)
-    x = tf.math.multiply_no_nan(x, one)
-    z = x + tf.math.multiply_no_nan(tf.constant(-math.inf, x.dtype), 1 - one)  # not a slow select
+    x = tf.math.multiply_no_nan(x, tf.cast(legal, x.dtype))
+    z = tf.where(legal, x, tf.constant(-math.inf, x.dtype))
     top = tf.reduce_max(z, -1, keepdims=True)
     return Side(x, z, top, tf.nn.softmax(z))
 
@@ -116,12 +115,14 @@ def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
     no_nan = tf.math.multiply_no_nan
 
     def general() -> Pair:
-        p, q = exact(old), exact(new)
+        # Computed here, or it would be for every batch.
+        before = old._replace(top=tf.reduce_max(old.z, -1, keepdims=True))
+        p, q = exact(before), exact(new)
         zero, infinity = tf.zeros([], p.dtype), tf.constant(math.inf, p.dtype)
-        at_k = tf.where(tf.equal(old.z, old.top), new.z, -infinity)
+        at_k = tf.where(tf.equal(before.z, before.top), new.z, -infinity)
         at_k = tf.reduce_max(at_k, -1, keepdims=True)
         at_k = tf.where(tf.math.is_finite(at_k), at_k, new.top)
-        d = _difference(old, new, at_k)
+        d = _difference(before, new, at_k)
         mu = _sum(no_nan(tf.where(tf.abs(d) < SERIES_BELOW, d, zero), p))
         t = d - mu
         pt = no_nan(t, p)
@@ -133,12 +134,12 @@ def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
         scale = (largest / m.largest) * tf.exp(tf.where(large, zero, below))
         near = tf.abs(t) < SERIES_BELOW
         far = q * scale - p
-        forbidden = tf.logical_and(tf.equal(new.z, -math.inf), old.z > -math.inf)
+        forbidden = tf.logical_and(tf.equal(new.z, -math.inf), before.z > -math.inf)
         far_terms = tf.where(forbidden, infinity, far - pt)
         near_terms = no_nan(remainder(t), pt)
         terms = tf.where(near, near_terms, far_terms)
         growth = tf.where(near, pt + near_terms, far)
-        growth = tf.where(large, _direct(old, new, m, p, q, largest), growth)
+        growth = tf.where(large, _direct(before, new, m, p, q, largest), growth)
         excess = _sum(terms)
         kl = tf.where(large, apart, _close(excess, tf.where(large, zero, r)))
         kl = tf.where(tf.logical_or(tf.math.is_inf(r), tf.math.is_inf(excess)), infinity, kl)

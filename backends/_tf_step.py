@@ -129,7 +129,6 @@ class Taken:
         num_actions = self._shape[-1]
         inside = tf.logical_and(actions >= 0, actions < tf.cast(num_actions, actions.dtype))
         index = tf.cast(tf.where(inside, actions, 0), tf.int32)
-        self._index = index
         self._flat = tf.reshape(index, [-1]) + num_actions * tf.range(tf.size(index))
         self._p, self._m, self._empty = p, m, policy.empty
         legal = tf.logical_and(self.at(policy.legal), inside[..., None])
@@ -143,8 +142,9 @@ class Taken:
 
     def put(self, array: Tensor, values: Tensor) -> Tensor:
         """``[..., A]`` with ``values`` ``[..., 1]`` at the actions."""
-        taken = tf.one_hot(self._index, self._shape[-1], True, False, dtype=tf.bool)
-        return tf.where(taken, values, array)
+        flat = tf.reshape(array, [-1])
+        flat = tf.tensor_scatter_nd_update(flat, self._flat[:, None], tf.reshape(values, [-1]))
+        return tf.reshape(flat, self._shape)
 
     def log_prob(self) -> Tensor:
         """``[..., 1]``."""

@@ -156,7 +156,7 @@ OF_TF = (
     _m(
         "_tf_fused",
         "no digits of q - p where both are nearly 1",
-        "growth = tf.where(large, _direct(old, new, m, p, q, largest), growth)",
+        "growth = tf.where(large, _direct(before, new, m, p, q, largest), growth)",
         "growth = tf.where(large, q - p, growth)",
     ),
     _m(
@@ -210,7 +210,7 @@ OF_TF = (
     _m(
         "_tf_step",
         "the taken action is not put back",
-        "return tf.where(taken, values, array)",
+        "return tf.reshape(flat, self._shape)",
         "return array",
     ),
     _m(
