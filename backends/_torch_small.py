@@ -18,6 +18,7 @@ their offset) are named, and take the plain formulas.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -27,11 +28,10 @@ from backends._torch_block import constant
 from backends._torch_fused import Policy
 
 LIMIT = 2**12  # entries up to which this is faster than blocks of float32
-FILL = -1e300  # below all float32
-NOTHING = -700.0  # log p that counts as 0: the last for which exp is fast
-LEAST = 1e-303  # p above which it does not: a little more than exp(NOTHING)
-REACH = 300.0  # s up to which exp(NOTHING + s) still counts as 0
+FILL = -1e200  # below all float32, and in range times any
 HIDDEN = 1e-14  # KL, in parts of the squared offset and of 1 - p_k, that rounding may reach
+
+_LOG2E = 1 / math.log(2)
 
 
 def suits(logits: Tensor) -> bool:
@@ -62,8 +62,8 @@ class Parts(NamedTuple):
     x: Tensor  # FILL where illegal
     top: Tensor  # its largest
     k: Tensor  # where
-    t: Tensor  # x - top, at least NOTHING
-    e: Tensor  # exp(t), 0 at k and where that is NOTHING
+    t: Tensor  # x - top
+    e: Tensor  # exp(t), 0 at k
     rest: Tensor  # the sum of it
 
 
@@ -71,8 +71,8 @@ def parts(logits: Tensor, legal: Tensor) -> Parts:
     """Of logits ``[..., N, A]`` and mask ``[N, A]``."""
     x = torch.where(legal, logits.double(), constant(FILL, torch.float64))
     top, k = x.max(-1, keepdim=True)  # pyright: ignore
-    t = (x - top).clamp_min_(NOTHING)
-    e = torch.threshold_(t.exp(), LEAST, 0.0).scatter_(-1, k, 0.0)
+    t = x - top
+    e = (t * _LOG2E).exp2_().scatter_(-1, k, 0.0)
     return Parts(x, top, k, t, e, e.sum(-1, keepdim=True))
 
 
@@ -109,12 +109,13 @@ def evaluate(policy: Policy) -> Small:
         w.mul_(p_old)
         kl = growth.log1p()
         apart = torch.addcmul(kl, shift.square_(), log_total, value=-HIDDEN)
-        good = good and s.amax().item() < REACH and apart.amin().item() >= 0
+        least, most = apart.aminmax()
+        good = good and least.item() >= 0 and most.item() < math.inf
     bad = None
     if not good:
         bad = ~(check > FILL / 2)
-        if s is not None and apart is not None:
-            bad |= ~((s.amax(-1, keepdim=True) < REACH) & (apart >= 0) & apart.isfinite())
+        if apart is not None:
+            bad |= ~((apart >= 0) & (apart < math.inf))
     return Small(
         None if log_prob is None else log_prob.float(),
         None if entropy is None else entropy.float(),
