@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from backends._series import FACTORS, SERIES_BELOW, coefficients
+from backends._series import FACTORS, FACTORS_NEAR, SERIES_BELOW, coefficients
 from backends._tf_api import Tensor, tf
 from backends._tf_rows import Rows, rounding_error
 
@@ -143,10 +143,10 @@ def convexity(t: Tensor) -> Tensor:
     return series * t * t
 
 
-def remainder(t: Tensor) -> Tensor:
-    """``(expm1(t) - t) / t`` for |t| < 1."""
+def remainder(t: Tensor, *, near: bool = False) -> Tensor:
+    """``(expm1(t) - t) / t`` for |t| < 1, or below NEAR."""
     if t.dtype == tf.float32:
-        scale, factors = FACTORS
+        scale, factors = FACTORS_NEAR if near else FACTORS
         series = scale * t
         for a, b in factors:
             series *= tf.math.squared_difference(t, -a) + b

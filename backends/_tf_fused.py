@@ -6,12 +6,13 @@ and the derivative of its gradient. What differs is how they are computed::
     depth = top - z                        >= 0
     p     = softmax(z)
     rest  = sum of p below the largest     log p_k = log1p(-rest): keeps every digit
-    t     = z - z_old - mean               and what rounding loses of it
+    t     = z - z_old - mean
     P2    = p_old (expm1(t) - t)           then KL and q - p as in _tf_divergence
 
 ``multiply_no_nan`` (0 where the second factor is 0) takes the place of most masking. Nearly
-deterministic rows, entries with |t| >= 1, logits of -inf, masks that differ and policies that
-differ only where p is below 1e-6 take a second, general look, skipped where there are none.
+deterministic rows, entries with |t| >= 1, logits of -inf, masks that differ, policies that differ
+only where p is below 1e-6 and logits that all move take a second, general look, skipped where there
+are none.
 XLA has a form of its own (``_tf_compiled``).
 """
 
@@ -20,26 +21,29 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from backends._series import SERIES_BELOW
+from backends._series import NEAR, SERIES_BELOW
 from backends._tf_api import Tensor, tf
 from backends._tf_divergence import excess_of_mean, remainder
-from backends._tf_rows import rounding_error, rounding_error_if_finite
+from backends._tf_rows import rounding_error
 
 DEEP = 1e-5
 """Rows whose ``rest`` is below this get the exact exponent."""
 
-TAIL = 1e-6
-"""So do rows where no ``p t`` exceeds this part of the largest t: they differ in the tail alone."""
+SURE = 0.75
+"""Rows whose largest p is above this get log p and 1 - p of it from the other p."""
 
-OFF_CENTRE = 1 / 16
-"""And rows whose t has a mean above this part of the largest: it would take digits of the rest."""
+TAIL = 1e-6
+"""A KL that entries of p below this may make up takes the general form: p has lost digits there."""
+
+OFFSET = 1 / 64
+"""So does one below this part of the squared mean: that would have cost t digits."""
 
 
 class Side(NamedTuple):
     """One policy a row; ``[..., 1]`` where a number a row. NaN in empty rows."""
 
-    x: Tensor  # [..., A] logits, 0 at illegal entries
     z: Tensor  # [..., A] logits, -inf at illegal entries
+    legal: Tensor  # [..., A] 1 or 0
     top: Tensor  # [..., 1]
     p: Tensor  # [..., A]
 
@@ -47,12 +51,12 @@ class Side(NamedTuple):
 class Moments(NamedTuple):
     """What log_prob and entropy need of one policy; ``[..., 1]`` where a number a row."""
 
-    depth: Tensor  # [..., A] at legal entries
-    p_depth: Tensor  # [..., A]
-    mean: Tensor  # [..., 1] sum of p_depth; NaN in NaN rows
+    depth: Tensor  # [..., A] top - z
+    mean: Tensor  # [..., 1] sum of p depth; NaN in NaN rows
     rest: Tensor  # [..., 1] probability of what is less probable than the largest
     largest: Tensor  # [..., 1] probability
     total: Tensor  # [..., 1] -log of it
+    sure: Tensor  # scalar bool: some row has an entry of p > SURE
 
 
 class Pair(NamedTuple):
@@ -69,29 +73,42 @@ class Pair(NamedTuple):
 
 def side(x: Tensor, legal: Tensor) -> Side:
     """Softmax over the legal entries."""
-    x = tf.math.multiply_no_nan(x, tf.cast(legal, x.dtype))
     z = tf.where(legal, x, tf.constant(-math.inf, x.dtype))
     top = tf.reduce_max(z, -1, keepdims=True)
-    return Side(x, z, top, tf.nn.softmax(z))
+    return Side(z, tf.cast(legal, x.dtype), top, tf.nn.softmax(z))
 
 
 def exact(s: Side) -> Tensor:
     """``p`` ``[..., A]`` with what rounding lost of the exponent put back."""
-    return tf.math.multiply_no_nan(1 + rounding_error(s.x, s.top, s.x - s.top), s.p)
+    return tf.math.multiply_no_nan(1 + rounding_error(s.z, s.top, s.z - s.top), s.p)
+
+
+def empty_rows(s: Side, legal: Tensor) -> Tensor:
+    """Rows ``[..., 1]`` without a legal action: looked for where one has nothing above -inf."""
+    low = tf.equal(s.top, -math.inf)
+    return tf.cond(
+        tf.reduce_any(low),
+        lambda: tf.logical_not(tf.reduce_any(legal, -1, keepdims=True)),
+        lambda: low,
+    )
 
 
 def moments(s: Side) -> tuple[Moments, Tensor]:
     """Moments of a policy, and its probabilities with the tails of deep rows corrected."""
-    depth = s.top - s.x
+    depth, largest = s.top - s.z, tf.reduce_max(s.p, -1, keepdims=True)
     p_depth = tf.math.multiply_no_nan(depth, s.p)
-    p, p_depth, largest, rest = _corrected(s, depth, p_depth)
-    mean = _sum(p_depth)
-    total = tf.where(largest > 0.5, -tf.math.log1p(-rest), -tf.math.log(largest))
+    sure = tf.logical_not(tf.reduce_all(largest <= SURE))
+    p, mean, largest, rest, total = tf.cond(
+        sure,
+        lambda: _of_sure_rows(s, depth, p_depth),
+        lambda: (s.p, _sum(p_depth), largest, 1 - largest, -tf.math.log(largest)),
+    )
     total = tf.where(tf.math.is_nan(mean), mean, total)
-    return Moments(depth, p_depth, mean, rest, largest, total), p
+    return Moments(depth, mean, rest, largest, total, sure), p
 
 
-def _corrected(s: Side, depth: Tensor, p_depth: Tensor) -> tuple[Tensor, ...]:
+def _of_sure_rows(s: Side, depth: Tensor, p_depth: Tensor) -> tuple[Tensor, ...]:
+    """With every digit of ``rest`` and of ``total`` where one entry has most of p."""
     no_nan, zero = tf.math.multiply_no_nan, tf.zeros([], s.p.dtype)
     rest = _sum(tf.math.xdivy(p_depth, depth))
 
@@ -101,7 +118,9 @@ def _corrected(s: Side, depth: Tensor, p_depth: Tensor) -> tuple[Tensor, ...]:
 
     deep = tf.reduce_any(tf.logical_and(rest > 0, rest < DEEP))
     p, p_depth, rest = tf.cond(deep, corrected, lambda: (s.p, p_depth, rest))
-    return p, p_depth, tf.reduce_max(p, -1, keepdims=True), rest
+    largest = tf.reduce_max(p, -1, keepdims=True)
+    total = tf.where(largest > SURE, -tf.math.log1p(-rest), -tf.math.log(largest))
+    return p, _sum(p_depth), largest, rest, total
 
 
 def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
@@ -146,14 +165,16 @@ def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
         kl = tf.where(tf.math.is_nan(largest + m.total), tf.constant(math.nan, p.dtype), kl)
         return Pair(p, pt, growth, r, _sum(growth), kl, large)
 
-    d = new.x - old.x
-    t = (d - _sum(d * old.p)) + rounding_error_if_finite(new.x, old.x, d)
+    d = no_nan(new.z - old.z, old.legal)
+    mu = _sum(d * old.p)
+    t = d - mu
+    size = tf.maximum(tf.reduce_max(t, -1, keepdims=True), -tf.reduce_min(t, -1, keepdims=True))
     pt = t * old.p
-    terms = remainder(t) * pt
+    near = tf.reduce_all(size < NEAR)
+    terms = tf.cond(near, lambda: remainder(t, near=True), lambda: remainder(t)) * pt
     r, excess = _sum(pt), _sum(terms)
-    size, weighted = _size(t), _size(pt)
-    near = tf.logical_and(size < SERIES_BELOW, weighted >= TAIL * size)
-    near = tf.reduce_all(tf.logical_and(near, tf.abs(r) <= OFF_CENTRE * size))
+    least = tf.maximum(OFFSET * mu * mu, TAIL * tf.cast(tf.shape(t)[-1], t.dtype) * size * size)
+    near = tf.reduce_all(tf.logical_and(size < SERIES_BELOW, excess >= least))
 
     def ordinary() -> Pair:
         kl = _close(excess, r)
@@ -192,12 +213,6 @@ def _direct(old: Side, new: Side, m: Moments, p: Tensor, q: Tensor, largest: Ten
 def _close(excess: Tensor, r: Tensor) -> Tensor:
     """``log1p(exp(-r) (excess - (expm1(r) - r)))``; never negative."""
     return tf.math.log1p(tf.exp(-r) * tf.maximum(excess - excess_of_mean(r), 0))
-
-
-def _size(array: Tensor) -> Tensor:
-    """The largest absolute value of a row ``[..., 1]``; NaN in rows with a NaN."""
-    high = tf.reduce_max(array, -1, keepdims=True)
-    return tf.maximum(high, -tf.reduce_min(array, -1, keepdims=True))
 
 
 def _sum(array: Tensor) -> Tensor:

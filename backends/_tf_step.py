@@ -77,6 +77,10 @@ def _forward(
         return _squeezed(*values), backwards
     zero = tf.zeros([], xs[0].dtype)
     s = fused.side(xs[0], new.legal)
+    empty = fused.empty_rows(s, new.legal)
+    if old is not None and old.legal is new.legal:
+        old = old._replace(empty=empty)
+    new = new._replace(empty=empty)
     s_old = None if old is None else fused.side(xs[1], old.legal)
     m, p = fused.moments(s)
     taken = Taken(new, actions, p, m)
@@ -85,12 +89,18 @@ def _forward(
     def gradient(gl: Tensor, gh: Tensor, terms: list[Term]) -> Tensor:
         gl = tf.where(taken.counts, gl, zero)
         weight = -gh * m.mean
-        array = p * (weight - gl) + m.p_depth * gh
-        at_taken = taken.at(p) * weight + taken.at(m.p_depth) * gh + gl * taken.others()
+        no_nan = tf.math.multiply_no_nan
+        array = no_nan(m.depth * gh + (weight - gl), p)
         for term, factor in terms:
-            array += tf.math.multiply_no_nan(term, factor)
-            at_taken += tf.math.multiply_no_nan(taken.at(term), factor)
-        return taken.put(array, at_taken)
+            array += no_nan(term, factor)
+
+        def exact() -> Tensor:
+            at_taken = no_nan(taken.at(m.depth) * gh + weight, taken.at(p)) + gl * taken.others()
+            for term, factor in terms:
+                at_taken += no_nan(taken.at(term), factor)
+            return at_taken
+
+        return taken.put(array, tf.cond(m.sure, exact, lambda: taken.at(array) + gl))
 
     if old is None or s_old is None:
 
