@@ -36,7 +36,7 @@ TAIL = 1e-6
 """A KL that entries of p below this may make up takes the general form: p has lost digits there."""
 
 OFFSET = 1 / 64
-"""So does one below this part of the squared mean: that would have cost t digits."""
+"""So does one below this part of the squared mean times 1 - p: the mean has cost t digits."""
 
 
 class Side(NamedTuple):
@@ -173,7 +173,10 @@ def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
     near = tf.reduce_all(size < NEAR)
     terms = tf.cond(near, lambda: remainder(t, near=True), lambda: remainder(t)) * pt
     r, excess = _sum(pt), _sum(terms)
-    least = tf.maximum(OFFSET * mu * mu, TAIL * tf.cast(tf.shape(t)[-1], t.dtype) * size * size)
+    others = 1 - tf.reduce_max(old.p, -1, keepdims=True)
+    least = tf.maximum(
+        OFFSET * others * mu * mu, TAIL * tf.cast(tf.shape(t)[-1], t.dtype) * size * size
+    )
     near = tf.reduce_all(tf.logical_and(size < SERIES_BELOW, excess >= least))
 
     def ordinary() -> Pair:

@@ -20,8 +20,6 @@ from maskcore.conformance import load as load_adapter
 
 Values = dict[str, np.ndarray]
 
-SMALL_BATCH = 4096  # entries
-
 
 def functions(adapter: Adapter) -> Callable[[Rows], Values]:
     """The functions one by one, as the conformance kit calls them."""
@@ -87,11 +85,15 @@ def evaluate(adapter: Adapter, **options: Any) -> Callable[[Rows], Values]:
     return compute
 
 
-def in_small_batches(compute: Callable[[Rows], Values]) -> Callable[[Rows], Values]:
-    """The same, few rows a call: what is small has formulas of its own."""
+def in_small_batches(compute: Callable[[Rows], Values], entries: int) -> Callable[[Rows], Values]:
+    """The same, few rows a call, of ``entries`` in all or one row.
+
+    What is small has formulas of its own; and among many rows there is always one that sends all of
+    them on the most general path.
+    """
 
     def batches(rows: Rows) -> Values:
-        step = max(1, SMALL_BATCH // rows.p.shape[-1])
+        step = max(1, entries // rows.p.shape[-1])
         parts: list[Values] = []
         for start in range(0, len(rows.p), step):
             some = slice(start, start + step)
@@ -110,12 +112,12 @@ def compiled() -> Callable[[Rows], Values]:
     return evaluate(adapter, compiled=True)
 
 
-def xla() -> Callable[[Rows], Values]:
-    """TensorFlow's functions in ``tf.function(jit_compile=True)``."""
+def in_tf_function(*, xla: bool) -> Callable[[Rows], Values]:
+    """TensorFlow's ``evaluate_actions`` in ``tf.function``, with XLA or without."""
     tf: Any = importlib.import_module("tensorflow")
     backend: Any = importlib.import_module("backends.tf_backend")
 
-    @tf.function(jit_compile=True, reduce_retracing=True)
+    @tf.function(jit_compile=xla, reduce_retracing=True)
     def step(new: Any, old: Any, mask: Any, actions: Any) -> Any:
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(new)
@@ -150,11 +152,13 @@ def _peer(name: str) -> Callable[[], Callable[[Rows], Values]]:
 OURS = {
     "Torch": lambda: functions(load_adapter("torch")),
     "Torch, evaluate_actions": lambda: evaluate(load_adapter("torch")),
-    "Torch, small batches": lambda: in_small_batches(evaluate(load_adapter("torch"))),
+    "Torch, small batches": lambda: in_small_batches(evaluate(load_adapter("torch")), 4096),
     "Torch, compiled": compiled,
     "TensorFlow": lambda: functions(load_adapter("tf")),
     "TensorFlow, evaluate_actions": lambda: evaluate(load_adapter("tf")),
-    "TensorFlow, XLA": xla,
+    "TensorFlow, a row a call": lambda: in_small_batches(in_tf_function(xla=False), 1),
+    "TensorFlow, XLA": lambda: in_tf_function(xla=True),
+    "TensorFlow, XLA, a row a call": lambda: in_small_batches(in_tf_function(xla=True), 1),
     "NumPy": lambda: functions(load_adapter("numpy")),
 }
 CANDIDATES: dict[str, Callable[[], Callable[[Rows], Values]]] = {

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from backends import _tf_step, tf_backend
-from backends._series import FACTORS, SERIES_BELOW
+from backends._series import FACTORS, FACTORS_NEAR, NEAR, SERIES_BELOW
 from maskcore import MaskError, spec
 
 RNG = np.random.default_rng(7)
@@ -165,14 +165,32 @@ def test_a_dropped_row_does_not_pass_its_nan_on() -> None:
     np.testing.assert_allclose(found[1], spec.log_prob_grad(LOGITS, MASK, ACTIONS)[1], atol=1e-12)
 
 
-def test_the_factors_are_the_remainder_of_the_exponential() -> None:
-    scale, factors = FACTORS
+@pytest.mark.parametrize(
+    ("series_of", "reach", "error"),
+    [(FACTORS, SERIES_BELOW, 1.2e-7), (FACTORS_NEAR, NEAR, 9e-7)],
+    ids=["long", "short"],
+)
+def test_the_factors_are_the_remainder_of_the_exponential(
+    series_of: tuple[float, tuple[tuple[float, float], ...]], reach: float, error: float
+) -> None:
+    scale, factors = series_of
     with mpmath.workdps(40):
-        for t in np.linspace(-SERIES_BELOW, SERIES_BELOW, 201):
+        for t in np.linspace(-reach, reach, 201):
             x = mpmath.mpf(float(t))
             exact = mpmath.expm1(x) - x
             series = scale * x * x * mpmath.fprod((x + a) ** 2 + b for a, b in factors)
-            assert abs(series - exact) <= 1.2e-7 * exact
+            assert abs(series - exact) <= error * exact
+
+
+@pytest.mark.parametrize("apart", [0.9, 1.2, 1.5, 1.9, 2.1])
+def test_policies_further_apart_than_either_series_reaches(apart: float) -> None:
+    """Where all rows are alike in that: one row beyond the reach would send all on another path."""
+    old = np.zeros((3, 4), np.float32)
+    new = np.array([[0, apart, 0, apart]] * 3, np.float32)
+    mask, actions = np.ones(old.shape, bool), np.zeros(3, int)
+    found = tf_backend.evaluate_actions(new, mask, actions, old_logits=old).kl_divergence
+    exact = spec.kl_divergence(old, new, p_mask=mask, q_mask=mask)
+    np.testing.assert_allclose(found.numpy(), exact, rtol=1e-6)
 
 
 @pytest.mark.parametrize("legacy", ["0", "1"], ids=["keras 3", "tf-keras"])

@@ -149,9 +149,33 @@ OF_TF = (
     ),
     _m(
         "_tf_fused",
-        "a mean far from 0 is taken as ordinary",
-        "OFF_CENTRE = 1 / 16",
-        "OFF_CENTRE = 1e9",
+        "logits that all move are taken as ordinary",
+        "OFFSET = 1 / 64",
+        "OFFSET = 0.0",
+    ),
+    _m(
+        "_tf_fused",
+        "a KL of deep entries alone is taken as ordinary",
+        "TAIL = 1e-6",
+        "TAIL = 0.0",
+    ),
+    _m(
+        "_tf_fused",
+        "log p from the largest p, whatever that is",
+        "SURE = 0.75",
+        "SURE = 2.0",
+    ),
+    _m(
+        "_tf_fused",
+        "the short series beyond its reach",
+        "near = tf.reduce_all(size < NEAR)",
+        "near = tf.constant(True)",
+    ),
+    _m(
+        "_tf_fused",
+        "no row is empty",
+        "        tf.reduce_any(low),\n",
+        "        tf.constant(False),\n",
     ),
     _m(
         "_tf_fused",
