@@ -30,6 +30,9 @@ from backends._tf_divergence import remainder
 from backends._tf_inputs import NEG_INF, Policy
 from backends._tf_rows import FLOOR, rounding_error, rounding_error_if_finite
 
+WIDE = 512
+"""Rows of so many actions, or of an unknown number, get what rounding has left of a mean."""
+
 Backward = Callable[..., Tensor]
 
 
@@ -63,6 +66,8 @@ def forward(
     s = side(new)
     zero = tf.zeros([], s.z.dtype)
     mean = _sum(s.e * depth(s)) / s.total
+    if (s.z.shape[-1] or WIDE) >= WIDE:
+        mean += _sum(s.e * (depth(s) - mean)) / s.total
     num_actions = tf.shape(s.z)[-1]
     inside = tf.logical_and(actions >= 0, actions < tf.cast(num_actions, actions.dtype))
     index = tf.cast(tf.where(inside, actions, 0), tf.int32)
