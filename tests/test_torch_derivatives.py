@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from backends import torch_backend as backend
+from maskcore import spec
 
 
 @pytest.fixture
@@ -123,3 +125,19 @@ def test_exports_with_the_mask_as_an_input(rows: tuple[Tensor, ...]) -> None:
     assert torch.equal(best, backend.mode(logits[:4], ~mask[:4]))
     torch.testing.assert_close(entropy, backend.entropy(logits[:4], ~mask[:4]))
     assert bool((~mask[:4]).gather(-1, drawn[:, None]).all())
+
+
+@pytest.mark.parametrize("apart", [1e-4, 1e-2, 1.0])
+def test_kl_under_a_transform_keeps_its_digits(apart: float) -> None:
+    rng = np.random.default_rng(0)
+    p = rng.normal(size=(30, 9)).astype(np.float32)
+    q = (p + apart * rng.normal(size=p.shape)).astype(np.float32)
+    mask = rng.random(p.shape) < 0.5
+    mask[:, 0] = True
+
+    def kl(*row: Tensor) -> Tensor:
+        return backend.kl_divergence(row[0], row[1], p_mask=row[2], q_mask=row[2])
+
+    found = torch.func.vmap(kl)(*map(torch.from_numpy, (p, q, mask)))
+    exact = spec.kl_divergence(p, q, p_mask=mask, q_mask=mask)
+    np.testing.assert_allclose(found.numpy(), exact, rtol=1e-5, atol=1e-15)
