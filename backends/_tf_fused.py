@@ -173,9 +173,9 @@ def pair(old: Side, new: Side, m: Moments, alike: Tensor) -> Pair:
     near = tf.reduce_all(size < NEAR)
     terms = tf.cond(near, lambda: remainder(t, near=True), lambda: remainder(t)) * pt
     r, excess = _sum(pt), _sum(terms)
-    others = 1 - tf.reduce_max(old.p, -1, keepdims=True)
+    # 1 - p of the new policy, which is not far from that of the old one where |t| < 1.
     least = tf.maximum(
-        OFFSET * others * mu * mu, TAIL * tf.cast(tf.shape(t)[-1], t.dtype) * size * size
+        OFFSET * m.rest * mu * mu, TAIL * tf.cast(tf.shape(t)[-1], t.dtype) * size * size
     )
     near = tf.reduce_all(tf.logical_and(size < SERIES_BELOW, excess >= least))
 
